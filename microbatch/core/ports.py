@@ -1,0 +1,145 @@
+"""The ports of the core: what it needs of memory, of the device and of text, as protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceABC
+from typing import Protocol
+
+from microbatch.core.plan import StepPlan, StepResult
+
+
+class KVManager(Protocol):
+    """Which blocks belong to whom. Pure bookkeeping: it never touches a tensor.
+
+    A block is ``block_size`` token slots. Block 0 is the null block and is never handed out.
+    """
+
+    @property
+    def block_size(self) -> int:
+        """Token slots in a block."""
+        ...
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can be handed out (the null block not counted)."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nothing references, cached ones included."""
+        ...
+
+    def match_prefix(self, token_ids: SequenceABC[int], salt: str = "") -> int:
+        """Number of leading tokens whose K/V is cached, a multiple of ``block_size``. Changes nothing.
+
+        At least one token is left to compute, so the result is below ``len(token_ids)``. Valid until the next call that
+        changes the manager.
+        """
+        ...
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """Blocks that hold ``num_tokens`` tokens."""
+        ...
+
+    def begin(self, seq_id: int, token_ids: SequenceABC[int], num_tokens: int, salt: str = "") -> int | None:
+        """Give a new sequence a block table for ``num_tokens`` tokens, its cached prefix shared, the rest fresh.
+
+        All or nothing: returns the number of cached tokens (as ``match_prefix``), or None and changes nothing when there
+        are not enough free blocks.
+        """
+        ...
+
+    def allocate(self, seq_id: int, num_tokens: int) -> bool:
+        """Grow a table to hold ``num_tokens`` tokens. All or nothing; False changes nothing."""
+        ...
+
+    def block_ids(self, seq_id: int) -> tuple[int, ...]:
+        """The block table of a sequence, in order."""
+        ...
+
+    def commit(self, seq_id: int, token_ids: SequenceABC[int], num_computed_tokens: int) -> None:
+        """K/V of the first ``num_computed_tokens`` tokens is written: full blocks among them become shareable."""
+        ...
+
+    def free(self, seq_id: int) -> None:
+        """Give back every block of a sequence. Shared ones stay until their last reference is gone."""
+        ...
+
+    def pin(self, token_ids: SequenceABC[int], salt: str = "") -> object:
+        """Keep the full blocks of a prefix, which must be cached now, until the manager is told to unpin the result."""
+        ...
+
+    def max_num_tokens(self, token_ids: SequenceABC[int] = (), salt: str = "") -> int:
+        """The most tokens that a sequence with this prompt can hold when it is alone."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the books do not balance."""
+        ...
+
+
+class Executor(Protocol):
+    """Arithmetic on the device. ``execute`` blocks; it is called by one thread at a time."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises on a fault of the whole step; faults of single sequences are in ``result.errors``."""
+        ...
+
+    def reset(self) -> None:
+        """Forget the batch that runs, if any: after a fault, or when all of its sequences were released."""
+        ...
+
+    def close(self) -> None:
+        """Free threads and memory. Idempotent."""
+        ...
+
+
+class Detokenizer(Protocol):
+    """Turns the tokens of one sequence into text, piece by piece, append-only."""
+
+    def push(self, token_id: int) -> str:
+        """Text that is certain after this token; may be empty. Never holds a part of a stop text."""
+        ...
+
+    def finish(self) -> str:
+        """The rest of the text when the sequence ends by itself; bytes of an unfinished character become U+FFFD."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text was found; the text before it has been given out in full."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Calls may come from any thread."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are from 0 to ``vocab_size`` - 1 (the model's embedding rows)."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every token that ends a sequence, from the tokenizer and the generation config."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, token_ids: SequenceABC[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        ...
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One token alone, as text (U+FFFD for half characters) and as its exact bytes."""
+        ...
+
+    def apply_chat_template(self, messages: SequenceABC[dict[str, object]]) -> list[int]:
+        """Token ids of a conversation with the generation prompt; ``InvalidRequestError`` if the template refuses it."""
+        ...
+
+    def detokenizer(self, stop: SequenceABC[str] = ()) -> Detokenizer:
+        """A fresh detokenizer for one sequence."""
+        ...

@@ -1,0 +1,338 @@
+"""How many tokens of whom, in whose memory: turns a policy's decisions into plans and results into deltas.
+
+Pure: it reads no clock, draws no random number and touches no tensor, so the same object serves the server, the tests
+and the simulator. The three calls of a step are ``schedule``, ``apply`` (or ``fail``) and, when sequences must go,
+``abort`` and ``finish``. Invariant: every sequence that was added ends with exactly one finish reason, and
+then holds no block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from microbatch.core.deadline import deadline_error, earliest, next_deadline
+from microbatch.core.plan import Admitted, Delta, SequenceStep, StepPlan, StepResult
+from microbatch.core.policy import Policy, SchedulerView
+from microbatch.core.ports import KVManager
+from microbatch.core.queue import WaitingQueue
+from microbatch.core.request import FinishReason, Request
+from microbatch.core.sequence import Sequence, SequenceStatus
+from microbatch.core.stopping import finish_reason, is_end_token
+from microbatch.errors import ExecutionError, OutOfMemoryError
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What the scheduler has done since it was made."""
+
+    num_preemptions: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+class Scheduler:
+    """Owns every sequence from ``add`` to its end. Not thread-safe: one owner calls it."""
+
+    def __init__(self, kv: KVManager, policy: Policy, *, eos_token_ids: Collection[int] = ()) -> None:
+        self.kv = kv
+        self.policy = policy
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.counters = SchedulerCounters()
+        self.draining = False
+        self.wake_at: float | None = None
+        self.waiting = WaitingQueue()
+        self.running: list[Sequence] = []
+        self._requests: dict[str, list[Sequence]] = {}
+        self._timed: set[str] = set()
+        self._to_pin: set[str] = set()
+        self._deltas: list[Delta] = []
+        self._released: list[int] = []
+        self._plan: StepPlan | None = None
+        self._num_rows = 0
+        self._max_rows: int | None = None
+        self._next_seq_id = 0
+        self._next_step_id = 0
+
+    # ---- coming and going
+
+    def add(
+        self, request: Request, *, seed: int, max_total_tokens: int, pin_prompt: bool = False
+    ) -> list[Sequence]:
+        """Take a request in: one sequence for each of its ``n`` choices, the choice's index mixed into its seed.
+
+        ``max_total_tokens`` bounds prompt and output together; the caller has checked that the store can hold that many.
+        ``pin_prompt`` keeps the full blocks of the prompt for good once they are computed: a declared shared prefix.
+        """
+        sequences = []
+        for index in range(request.params.n):
+            sequence = Sequence(self._next_seq_id, request, index, _choice_seed(seed, index), max_total_tokens)
+            self._next_seq_id += 1
+            self.waiting.add(sequence)
+            sequences.append(sequence)
+        if pin_prompt:
+            self._to_pin.add(request.request_id)
+        self._requests[request.request_id] = sequences
+        if request.deadline is not None or request.queue_deadline is not None:
+            self._timed.add(request.request_id)
+        return sequences
+
+    def sequences(self, request_id: str) -> list[Sequence]:
+        """The sequences of a request; empty when it is unknown or has ended."""
+        return self._requests.get(request_id, [])
+
+    def abort(self, request_id: str, now: float, error: Exception | None = None) -> list[Delta]:
+        """End every choice of a request that is still open. A request that has ended or never was is left alone."""
+        reason = FinishReason.ABORT if error is None else FinishReason.ERROR
+        live = [s for s in self.sequences(request_id) if not s.finished]
+        return [self._end(s, reason, now, error) for s in live]
+
+    def abort_all(self, now: float, error: Exception | None = None) -> list[Delta]:
+        """End everything."""
+        return [delta for request_id in list(self._requests) for delta in self.abort(request_id, now, error)]
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
+        """End one sequence for a reason found outside (a stop text); it may have ended already."""
+        if not sequence.finished:
+            self._end(sequence, reason, now, None)
+
+    # ---- the step
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None when there is nothing to do before ``wake_at`` (None: before the next arrival).
+
+        Requests whose time is over end here; ``take_deltas`` tells of them.
+        """
+        self.wake_at = None
+        self._expire(now)
+        admitted: list[Sequence] = []
+        reason = ""
+        if self.running:
+            self._grow()
+        if not self.running or not self.policy.run_to_completion:
+            admitted, reason = self._admit(now)
+        plan = self._make_plan(admitted, reason)
+        deadlines = [d for r in self._timed if (d := next_deadline(self._requests[r])) is not None]
+        self.wake_at = earliest(self.wake_at, min(deadlines, default=None))
+        return plan
+
+    def take_deltas(self) -> list[Delta]:
+        """News that arose in ``schedule``: requests that expired, sequences that can never run."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def apply(self, result: StepResult, now: float) -> list[Delta]:
+        """Advance the sequences of the last plan by its result."""
+        plan = self._take_plan(result.step_id)
+        live = {s.seq_id: s for s in self.running}
+        deltas = []
+        for step in plan.sequences:
+            sequence = live.get(step.seq_id)
+            if sequence is None:
+                continue
+            if step.seq_id in result.errors:
+                error = ExecutionError(result.errors[step.seq_id])
+                deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
+                continue
+            self._computed(sequence, step.start + len(step.token_ids))
+            if step.samples:
+                deltas.append(self._advance(sequence, result, now))
+        return deltas
+
+    def fail(self, error: Exception, now: float) -> list[Delta]:
+        """The last plan failed as a whole.
+
+        Out of memory with company: the batch goes back to the queue and comes again in batches half as large, so that
+        what fits alone is served. Any other fault, or a sequence that does not fit alone, ends the sequences of the plan.
+        """
+        plan, self._plan = self._plan, None
+        steps = {s.seq_id for s in plan.sequences} if plan is not None else set()
+        victims = [s for s in self.running if s.seq_id in steps]
+        if isinstance(error, OutOfMemoryError) and len(victims) > 1:
+            self._max_rows = max(1, len(victims) // 2)
+            for sequence in victims:
+                self._preempt(sequence)
+            return []
+        return [self._end(s, FinishReason.ERROR, now, error) for s in victims]
+
+    # ---- facts
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait."""
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self.running)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, nothing runs and the executor has been told of every end."""
+        return not self.running and not self.waiting and not self._released
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when sequences, requests and blocks do not add up."""
+        self.waiting.check_integrity()
+        self.kv.check_integrity()
+        live = {s.seq_id for s in self.waiting} | {s.seq_id for s in self.running}
+        known = {s.seq_id for sequences in self._requests.values() for s in sequences if not s.finished}
+        assert live == known, f"sequences lost or left over: {live ^ known}"
+        for sequence in self.running:
+            assert sequence.status is SequenceStatus.RUNNING
+            assert self.kv.block_ids(sequence.seq_id), f"{sequence!r} runs without blocks"
+
+    def __repr__(self) -> str:
+        free, total = self.kv.num_free_blocks, self.kv.num_blocks
+        return f"<Scheduler waiting={self.num_waiting} running={self.num_running} blocks={total - free}/{total}>"
+
+    # ---- inside
+
+    def _expire(self, now: float) -> None:
+        for request_id in list(self._timed):
+            sequences = self._requests[request_id]
+            deadline = next_deadline(sequences)
+            if deadline is not None and now >= deadline:
+                self._deltas += self.abort(request_id, now, deadline_error(sequences, now))
+
+    def _grow(self) -> None:
+        """Give every running sequence room for its newest token, preempting the youngest when blocks run out."""
+        for sequence in list(self.running):
+            while sequence.status is SequenceStatus.RUNNING:
+                if self.kv.allocate(sequence.seq_id, sequence.num_tokens):
+                    break
+                self._preempt(self.running[-1])
+
+    def _admit(self, now: float) -> tuple[list[Sequence], str]:
+        view = SchedulerView(self.waiting.view(), self.num_running, self.draining)
+        decision = self.policy.decide(view, now)
+        self.wake_at = decision.wake_at
+        wanted = decision.admit if self._max_rows is None else decision.admit[: self._max_rows]
+        admitted: list[Sequence] = []
+        for seq_id in wanted:
+            sequence = self.waiting.get(seq_id)
+            if not self._begin(sequence, now):
+                if not self.running:
+                    self._refuse(sequence, now)
+                return admitted, "memory"
+            admitted.append(sequence)
+        if decision.admit:
+            self._max_rows = None
+        return admitted, decision.reason if len(wanted) == len(decision.admit) else "memory"
+
+    def _begin(self, sequence: Sequence, now: float) -> bool:
+        token_ids = sequence.token_ids()
+        cached = self.kv.begin(sequence.seq_id, token_ids, len(token_ids), sequence.request.cache_salt)
+        if cached is None:
+            return False
+        self.waiting.remove(sequence)
+        sequence.status = SequenceStatus.RUNNING
+        sequence.num_computed_tokens = cached
+        self.counters.prefix_query_tokens += len(token_ids)
+        self.counters.prefix_hit_tokens += cached
+        if sequence.first_scheduled_time is None:
+            sequence.first_scheduled_time = now
+            sequence.num_cached_tokens = cached
+        self.running.append(sequence)
+        return True
+
+    def _refuse(self, sequence: Sequence, now: float) -> None:
+        """Nothing runs and still it does not fit: it never will, so it must not wait for ever."""
+        needed, total = self.kv.blocks_needed(sequence.num_tokens), self.kv.num_blocks
+        error = ExecutionError(f"the sequence needs {needed} K/V blocks, the store has {total} and cannot free enough")
+        self._deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
+
+    def _make_plan(self, admitted: list[Sequence], reason: str) -> StepPlan | None:
+        if not self.running and not self._released:
+            return None
+        if admitted or not self.running:
+            self._num_rows = len(self.running)
+        plan = StepPlan(
+            step_id=self._next_step_id,
+            sequences=tuple(self._step(s) for s in self.running),
+            admitted=tuple(
+                Admitted(s.seq_id, s.request.prompt_token_ids, tuple(s.output_token_ids), s.seed) for s in admitted
+            ),
+            released=tuple(self._released),
+            run_to_completion=self.policy.run_to_completion,
+            num_rows=self._num_rows,
+            reason=reason if admitted else "",
+        )
+        self._next_step_id += 1
+        self._released.clear()
+        self._plan = plan
+        return plan
+
+    def _step(self, sequence: Sequence) -> SequenceStep:
+        start = sequence.num_computed_tokens
+        if start == sequence.num_tokens - 1 and sequence.output_token_ids:
+            token_ids: tuple[int, ...] = (sequence.output_token_ids[-1],)
+        else:
+            token_ids = sequence.token_ids()[start:]
+        block_ids = self.kv.block_ids(sequence.seq_id)
+        return SequenceStep(sequence.seq_id, token_ids, start, block_ids, True, sequence.params)
+
+    def _take_plan(self, step_id: int) -> StepPlan:
+        plan, self._plan = self._plan, None
+        if plan is None or plan.step_id != step_id:
+            raise ValueError(f"result of step {step_id} does not belong to the plan that runs ({plan and plan.step_id})")
+        return plan
+
+    def _computed(self, sequence: Sequence, num_tokens: int) -> None:
+        size = self.kv.block_size
+        crossed = num_tokens // size > sequence.num_computed_tokens // size
+        sequence.num_computed_tokens = num_tokens
+        if crossed:
+            self.kv.commit(sequence.seq_id, sequence.token_ids(), num_tokens)
+        if sequence.request.request_id in self._to_pin:
+            self._to_pin.discard(sequence.request.request_id)
+            self.kv.pin(sequence.request.prompt_token_ids, sequence.request.cache_salt)
+
+    def _advance(self, sequence: Sequence, result: StepResult, now: float) -> Delta:
+        if sequence.seq_id not in result.token_ids:
+            error = ExecutionError(f"the executor gave no token for sequence {sequence.seq_id}")
+            return self._end(sequence, FinishReason.ERROR, now, error)
+        token_id = result.token_ids[sequence.seq_id]
+        sequence.output_token_ids.append(token_id)
+        if sequence.first_token_time is None:
+            sequence.first_token_time = now
+        reason = finish_reason(sequence, self.eos_token_ids)
+        if reason is not None:
+            self._end(sequence, reason, now, None)
+        hidden = is_end_token(sequence, token_id, self.eos_token_ids)
+        logprobs = None if hidden else result.logprobs.get(sequence.seq_id)
+        return Delta(sequence.seq_id, None if hidden else token_id, logprobs, reason)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue without blocks; what was computed is computed again when it comes back."""
+        self._leave(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_computed_tokens = 0
+        sequence.num_preemptions += 1
+        self.counters.num_preemptions += 1
+        self.waiting.add(sequence)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: Exception | None) -> Delta:
+        if sequence.status is SequenceStatus.RUNNING:
+            self._leave(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        sequence.finish_time = now
+        if all(s.finished for s in self._requests[sequence.request.request_id]):
+            del self._requests[sequence.request.request_id]
+            self._timed.discard(sequence.request.request_id)
+            self._to_pin.discard(sequence.request.request_id)
+        return Delta(sequence.seq_id, finish_reason=reason, error=error)
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.kv.free(sequence.seq_id)
+        self._released.append(sequence.seq_id)
+
+
+def _choice_seed(seed: int, index: int) -> int:
+    """Choice 0 keeps the seed, so that n = 1 and the first of n agree; the others are spread by an odd constant."""
+    return (seed + index * 0x9E3779B97F4A7C15) % 2**64
