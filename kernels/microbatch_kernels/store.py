@@ -1,0 +1,81 @@
+"""The K/V tensors: one pool of blocks per layer, written by slot.
+
+Layout, per layer: keys ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``, values the same with their own head size.
+Slot ``block_id * block_size + offset`` is one token. Block 0 is the null block: padding reads it, nothing is stored there.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """Shape and place of one layer's K/V. Key and value head sizes may differ."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values."""
+        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+class KVStore:
+    """Pools for all layers. ``num_blocks`` counts the blocks that can be handed out; the null block comes on top."""
+
+    def __init__(self, layers: Sequence[LayerSpec], num_blocks: int, block_size: int) -> None:
+        self.layers = tuple(layers)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.keys = [self._pool(spec, spec.key_dim) for spec in layers]
+        self.values = [self._pool(spec, spec.value_dim) for spec in layers]
+
+    def _pool(self, spec: LayerSpec, head_dim: int) -> torch.Tensor:
+        return zeros((self.num_blocks + 1, self.block_size, spec.num_kv_heads, head_dim), spec.dtype, spec.device)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token over all layers."""
+        return sum(spec.bytes_per_token for spec in self.layers)
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.block_size * self.bytes_per_token
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store K/V of T tokens: ``keys``, ``values`` ``[T, num_kv_heads, head_dim]``, ``slots`` int64 ``[T]``."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, target) in every layer: copy on write after a fork."""
+        for pool in (*self.keys, *self.values):
+            for source, target in pairs:
+                pool[target].copy_(pool[source])
+
+    def __repr__(self) -> str:
+        mib = (self.num_blocks + 1) * self.bytes_per_block / 2**20
+        return f"<KVStore {len(self.layers)} layers, {self.num_blocks} blocks of {self.block_size}, {mib:.0f} MiB>"
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that cost memory only where they are written, on a CPU: the pages come from an anonymous mapping.
+
+    They must be zero and not just any bytes: a masked slot has weight 0, and 0 times a stray NaN is NaN.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape)
+    pages = mmap.mmap(-1, max(1, count * dtype.itemsize))
+    return torch.frombuffer(pages, dtype=dtype, count=count).view(shape)
