@@ -1,0 +1,99 @@
+"""The cache that ``model.generate`` is given: a face of the paged store, which holds no K/V of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from microbatch.executor.attention import PagedStep
+
+
+class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's length, counted as transformers counts it: columns of the attention mask consumed, padding included."""
+
+    is_compileable = False
+    is_croppable = False
+    is_sliding = False
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to make: the store exists already."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count the columns; the attention function stores the states."""
+        self.length += key_states.shape[-2]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the key axis of a mask, should a model ask."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns consumed."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """No bound of its own."""
+        return -1
+
+
+class PagedCache(Cache):  # type: ignore[misc]
+    """Hands the current ``PagedStep`` to the attention function through the keywords of each attention call."""
+
+    def __init__(self, num_layers: int, prefix_columns: int) -> None:
+        super().__init__(layers=[PagedLayer(prefix_columns) for _ in range(num_layers)])
+        self.step: PagedStep | None = None
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        kwargs: dict[str, Any] | None = None,
+        **other: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Called by each attention module before its attention function."""
+        if kwargs is None:
+            raise RuntimeError("this model does not give its cache the attention keywords")
+        kwargs["paged"] = self.step
+        result: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states)
+        return result
+
+
+class DenseCache(PagedCache):
+    """For models whose attention cannot be replaced: their own attention over a dense copy gathered from the store.
+
+    ``slots`` int64 ``[B, columns]`` gives the slot of every column of the attention mask consumed so far, slot 0 (null
+    block) for padding; the executor extends it before each forward.
+    """
+
+    slots: torch.Tensor
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new states ``[B, KVH, S, D]``, return the whole context ``[B, KVH, columns, D]``."""
+        step = self.step
+        assert step is not None
+        inputs = step.inputs.to(key_states.device)
+        step.store.write(layer_idx, step.pack(key_states), step.pack(value_states), inputs.slot_mapping)
+        self.layers[layer_idx].update(key_states, value_states)
+        step.num_calls += 1
+        slots = self.slots.to(key_states.device)
+        keys = step.store.keys[layer_idx].flatten(0, 1)[slots].transpose(1, 2)
+        values = step.store.values[layer_idx].flatten(0, 1)[slots].transpose(1, 2)
+        return keys, values

@@ -1,0 +1,23 @@
+"""One uniform number for a token: a pure function of the sequence's seed and the token's position.
+
+Neither the batch nor the order of rows enters, so a seeded request gives the same text whatever runs beside it and also
+after a preemption. The mixing function is SplitMix64's finaliser (Steele, Lea, Flood: "Fast Splittable Pseudorandom
+Number Generators", OOPSLA 2014), applied to the seed and again with the position.
+"""
+
+from __future__ import annotations
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits."""
+    return (_mix((_mix(seed & _MASK) + (position + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = (z + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)

@@ -1,0 +1,48 @@
+"""A loaded model made ready to serve: its attention put over a store, the store sized, the executor around both."""
+
+from __future__ import annotations
+
+import logging
+
+from microbatch_kernels.dispatch import choose_backend
+from microbatch_kernels.store import KVStore
+from transformers import GenerationConfig
+
+from microbatch.errors import SetupError
+from microbatch.executor.generate import GenerateExecutor
+from microbatch.executor.loading import LoadedModel
+from microbatch.executor.memory import default_num_blocks
+from microbatch.executor.probe import attach, layer_specs
+from microbatch.executor.run import PagedModel
+
+logger = logging.getLogger(__name__)
+
+
+def serve_with_generate(
+    loaded: LoadedModel, *, block_size: int, num_blocks: int | None, num_tokens: int, attention: str = "auto"
+) -> tuple[GenerateExecutor, int]:
+    """The executor over ``model.generate``, and the number of blocks of its store.
+
+    ``num_blocks`` None: what memory allows, on a CPU at most what ``num_tokens`` tokens need. ``SetupError`` when the
+    model cannot be served over the store or memory does not suffice.
+    """
+    model = loaded.model
+    # Nothing of the model's own defaults (temperature, penalties, lists of bad words) may act beside our sampling.
+    model.generation_config = GenerationConfig()
+    try:
+        chosen, backend = choose_backend(attention)
+    except ValueError as error:
+        raise SetupError(str(error)) from None
+    specs = layer_specs(model)
+    paged = attach(model, specs, backend)
+    bytes_per_block = block_size * sum(s.bytes_per_token for s in specs)
+    blocks = num_blocks or default_num_blocks(bytes_per_block, loaded.device, -(-num_tokens // block_size))
+    store = KVStore(specs, blocks, block_size)
+    logger.info("K/V store: %d blocks of %d tokens, %d bytes a token", blocks, block_size, store.bytes_per_token)
+    logger.info("attention: %s", f"paged, {chosen}" if paged else "the model's own, over a dense gather")
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    pad = loaded.tokenizer.pad_token_id
+    ends = sorted(loaded.eos_token_ids)
+    pad_token_id = pad if pad is not None else (ends[0] if ends else 0)
+    ready = PagedModel(model, store, backend, loaded.device, vocab_size, pad_token_id, dense=not paged)
+    return GenerateExecutor(ready, loaded.eos_token_ids), blocks
