@@ -1,0 +1,264 @@
+"""The engine as its callers use it: prompts in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+
+from microbatch.core.ports import Tokenizer
+from microbatch.core.request import Request, SamplingParams
+from microbatch.engine.loop import EngineLoop
+from microbatch.engine.outputs import ChoiceDelta, RequestOutput
+from microbatch.engine.prefix import SharedPrefix
+from microbatch.engine.stats import EngineStatistics, EngineStatus, Observer
+from microbatch.engine.stream import RequestStream
+from microbatch.errors import ContextLengthError, InvalidRequestError, SetupError, UnavailableError
+
+Message = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What a running engine is made of. ``max_model_len`` bounds prompt and output together; times in seconds."""
+
+    loop: EngineLoop
+    tokenizer: Tokenizer
+    model_name: str
+    max_model_len: int
+    system_prompt: str | None = None
+    queue_timeout_s: float | None = None
+    request_timeout_s: float | None = None
+
+
+class AsyncEngine:
+    """Serves one model in this process: ``async with engine: await engine.generate("The capital of France is")``.
+
+    ``build`` makes the parts; it may take its time, and is called in a worker thread by ``start``. Nothing is global: any
+    number of engines may live in one process. Cancelling a task that waits for an answer aborts its request.
+    """
+
+    def __init__(self, build: Callable[[], EngineParts], *, model_name: str = "") -> None:
+        self._build = build
+        self._name = model_name
+        self._parts: EngineParts | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._encoding = CapacityLimiter(1)
+        self._observers: list[Observer] = []
+        self._failure: str | None = None
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Load everything and begin to serve; returns when requests are accepted. Raises ``SetupError``."""
+        if self._parts is not None:
+            raise SetupError("the engine was started before; make a new one")
+        try:
+            parts = await to_thread.run_sync(self._build)
+        except BaseException as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+        for observer in self._observers:
+            parts.loop.core.observers.add(observer)
+        parts.loop.open()
+        self._task = asyncio.create_task(parts.loop.run(), name="microbatch-engine")
+        self._parts = parts
+        if parts.system_prompt is not None:
+            await self._declare(parts.system_prompt)
+
+    async def _declare(self, system_prompt: str) -> None:
+        try:
+            await SharedPrefix(self).declare(system_prompt)
+        except BaseException as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            await self.close()
+            raise
+
+    async def drain(self, timeout_s: float = 30.0) -> None:
+        """Refuse new requests and let the others finish, for at most ``timeout_s`` seconds."""
+        if self._parts is not None:
+            await self._parts.loop.drain(timeout_s)
+
+    async def close(self) -> None:
+        """End what runs with an error and free the device. Idempotent."""
+        if self._parts is not None and self._task is not None:
+            await self._parts.loop.stop()
+            await asyncio.shield(self._task)
+
+    async def __aenter__(self) -> AsyncEngine:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ---- facts
+
+    @property
+    def status(self) -> EngineStatus:
+        """starting, ready, draining, dead or closed, and why."""
+        if self._failure is not None:
+            return EngineStatus("dead", self._failure)
+        if self._parts is None:
+            return EngineStatus("starting", "the model is being loaded")
+        return self._parts.loop.status
+
+    @property
+    def parts(self) -> EngineParts:
+        """The parts of a started engine; ``UnavailableError`` before that."""
+        if self._parts is None:
+            raise UnavailableError(f"the engine is not running: {self.status.reason}", retry_after=5)
+        return self._parts
+
+    @property
+    def model_name(self) -> str:
+        """The name that the model is served under."""
+        return self._name if self._parts is None else self._parts.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self.parts.max_model_len
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return self.parts.tokenizer
+
+    @property
+    def system_prompt(self) -> str | None:
+        """The declared system prompt, used in every conversation that brings none."""
+        return self.parts.system_prompt
+
+    def statistics(self) -> EngineStatistics:
+        """Numbers of this moment."""
+        loop = self.parts.loop
+        return loop.core.statistics(loop.num_inbox)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Tell ``observer`` of everything that happens from now on."""
+        self._observers.append(observer)
+        if self._parts is not None:
+            self._parts.loop.core.observers.add(observer)
+
+    # ---- prompts
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text prompt. Runs in a worker thread, one at a time."""
+        tokenizer = self.parts.tokenizer
+        return await to_thread.run_sync(tokenizer.encode, text, limiter=self._encoding)
+
+    async def encode_chat(self, messages: SequenceABC[Message]) -> list[int]:
+        """Token ids of a conversation, the declared system prompt in front when it brings no system message."""
+        parts = self.parts
+        if parts.system_prompt is not None and not (messages and messages[0].get("role") == "system"):
+            messages = [{"role": "system", "content": parts.system_prompt}, *messages]
+        return await to_thread.run_sync(parts.tokenizer.apply_chat_template, messages, limiter=self._encoding)
+
+    # ---- requests
+
+    def submit(
+        self,
+        prompt_token_ids: SequenceABC[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
+        pin_prompt: bool = False,
+    ) -> RequestStream:
+        """Accept a request or refuse it at once. The answer comes from the stream; use it in ``async with``.
+
+        ``deadline_s``: seconds after which it ends with an error. ``cache_salt``: share no cached K/V with requests of
+        another salt. ``pin_prompt``: keep the K/V of the prompt's full blocks for good (a declared shared prefix).
+        Raises ``InvalidRequestError``, ``ContextLengthError``, ``QueueFullError``, ``UnavailableError``.
+        """
+        parts, params = self.parts, params or SamplingParams()
+        loop, now = parts.loop, self.parts.loop.clock()
+        self._check_prompt(prompt_token_ids, params)
+        seconds = parts.request_timeout_s if deadline_s is None else deadline_s
+        request = Request(
+            request_id=request_id or secrets.token_hex(12),
+            prompt_token_ids=tuple(prompt_token_ids),
+            params=params,
+            arrival_time=now,
+            deadline=None if seconds is None else now + seconds,
+            queue_deadline=None if parts.queue_timeout_s is None else now + parts.queue_timeout_s,
+            priority=priority,
+            client=client,
+            cache_salt=cache_salt,
+        )
+        detokenizers = [parts.tokenizer.detokenizer(params.stop) for _ in range(params.n)]
+        stream = RequestStream(request, detokenizers, loop.abort, loop.clock)
+        seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+        room = parts.max_model_len - len(prompt_token_ids)
+        total = len(prompt_token_ids) + min(room, params.max_tokens or room)
+        loop.submit(request, stream, seed=seed, max_total_tokens=total, pin_prompt=pin_prompt)
+        return stream
+
+    async def generate(
+        self,
+        prompt: str | SequenceABC[int] | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: SequenceABC[Message] | None = None,
+        **options: Any,
+    ) -> RequestOutput:
+        """The whole answer to a text, to token ids or to a conversation; ``options`` as for ``submit``."""
+        token_ids = await self._prompt(prompt, messages)
+        async with self.submit(token_ids, params, **options) as stream:
+            return await stream.collect()
+
+    async def stream(
+        self,
+        prompt: str | SequenceABC[int] | None = None,
+        params: SamplingParams | None = None,
+        *,
+        messages: SequenceABC[Message] | None = None,
+        **options: Any,
+    ) -> AsyncIterator[ChoiceDelta]:
+        """The answer piece by piece; leaving the iteration aborts the request."""
+        token_ids = await self._prompt(prompt, messages)
+        async with self.submit(token_ids, params, **options) as stream:
+            async for delta in stream:
+                yield delta
+
+    async def _prompt(
+        self, prompt: str | SequenceABC[int] | None, messages: SequenceABC[Message] | None
+    ) -> SequenceABC[int]:
+        if (prompt is None) == (messages is None):
+            raise InvalidRequestError("give either a prompt or messages", param="prompt")
+        if messages is not None:
+            return await self.encode_chat(messages)
+        assert prompt is not None
+        return await self.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _check_prompt(self, token_ids: SequenceABC[int], params: SamplingParams) -> None:
+        parts, vocab_size = self.parts, self.parts.tokenizer.vocab_size
+        if not token_ids:
+            raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        if len(token_ids) >= parts.max_model_len:
+            parts.loop.core.observers.request_rejected("context_length")
+            raise ContextLengthError(
+                f"the prompt has {len(token_ids)} tokens; the context of {parts.max_model_len} tokens must hold it"
+                " and at least one more",
+                param="prompt",
+            )
+        for name, ids in (("prompt", token_ids), ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+                bad = next(i for i in ids if not 0 <= i < vocab_size)
+                raise InvalidRequestError(
+                    f"token id {bad} in {name} is outside the vocabulary (0 to {vocab_size - 1})", param=name
+                )
+
+    def __repr__(self) -> str:
+        return f"<AsyncEngine {self.model_name!r} {self.status.state}>"

@@ -1,0 +1,145 @@
+"""The synchronous owner of the engine's state: the scheduler, and the stream of every request in it.
+
+Every method runs on one thread and returns at once; the loop does the waiting and the calls to the device between them.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from microbatch.core.plan import Delta, StepPlan, StepResult
+from microbatch.core.request import FinishReason, Request
+from microbatch.core.scheduler import Scheduler
+from microbatch.core.sequence import Sequence
+from microbatch.engine.stats import EngineStatistics, Observers, RequestRecord
+from microbatch.engine.stream import RequestStream
+from microbatch.errors import ExecutionError
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """``add`` and ``abort`` requests; ``begin_step`` gives the next plan, ``end_step`` or ``fail_step`` takes its outcome."""
+
+    def __init__(self, scheduler: Scheduler, observers: Observers | None = None) -> None:
+        self.scheduler = scheduler
+        self.observers = observers or Observers()
+        self._live: dict[int, tuple[Sequence, RequestStream]] = {}
+        self._last_token: dict[int, float] = {}
+        self._seen = (0, 0, 0)
+
+    def add(
+        self, request: Request, stream: RequestStream, *, seed: int, max_total_tokens: int, pin_prompt: bool = False
+    ) -> None:
+        """Take a request over; from here on its stream is told everything. Arguments as for ``Scheduler.add``."""
+        sequences = self.scheduler.add(
+            request, seed=seed, max_total_tokens=max_total_tokens, pin_prompt=pin_prompt
+        )
+        for sequence in sequences:
+            self._live[sequence.seq_id] = (sequence, stream)
+
+    def abort(self, request_id: str, now: float, error: Exception | None = None) -> None:
+        """End a request; unknown and ended ones are left alone."""
+        self._dispatch(self.scheduler.abort(request_id, now, error), now)
+
+    def abort_all(self, now: float, error: Exception | None = None) -> None:
+        """End every request."""
+        self._dispatch(self.scheduler.abort_all(now, error), now)
+
+    def begin_step(self, now: float) -> StepPlan | None:
+        """The next plan, or None: nothing to do before ``scheduler.wake_at`` or the next command."""
+        while True:
+            plan = self.scheduler.schedule(now)
+            deltas = self.scheduler.take_deltas()
+            self._dispatch(deltas, now)
+            if plan is not None or not deltas:
+                break
+        self._report_counters()
+        if plan is not None and plan.admitted and plan.run_to_completion:
+            self.observers.batch_closed(plan.reason, len(plan.sequences))
+        return plan
+
+    def end_step(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Advance by a result and tell the streams."""
+        deltas = self.scheduler.apply(result, now)
+        if plan.sequences:
+            entered = {a.seq_id for a in plan.admitted}
+            fed = sum(len(s.token_ids) for s in plan.sequences if s.seq_id in entered)
+            self.observers.step_done(fed, len(result.token_ids), plan.useful_token_ratio)
+        self._dispatch(deltas, now)
+
+    def fail_step(self, error: Exception, now: float) -> None:
+        """The step failed as a whole."""
+        self._dispatch(self.scheduler.fail(error, now), now)
+        self._report_counters()
+
+    def fail_all(self, error: Exception) -> None:
+        """The engine is dead: end every stream without asking the scheduler."""
+        for _, stream in self._live.values():
+            stream.fail(error)
+        self._live.clear()
+
+    def statistics(self, num_inbox: int = 0) -> EngineStatistics:
+        """A snapshot; ``num_inbox`` sequences wait before the scheduler."""
+        scheduler = self.scheduler
+        total, free = scheduler.kv.num_blocks, scheduler.kv.num_free_blocks
+        return EngineStatistics(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting + num_inbox,
+            num_blocks=total,
+            num_free_blocks=free,
+            kv_cache_usage=(total - free) / total,
+            policy=scheduler.policy.name,
+            policy_parameters=scheduler.policy.parameters(),
+        )
+
+    def _dispatch(self, deltas: list[Delta], now: float) -> None:
+        for delta in deltas:
+            if delta.seq_id not in self._live:
+                continue
+            sequence, stream = self._live[delta.seq_id]
+            self._time_token(sequence, now)
+            try:
+                stopped = stream.push(sequence, delta)
+            except Exception as error:  # a fault in turning tokens into text must end this request alone
+                logger.exception("request %s: its text could not be made", sequence.request.request_id)
+                self._give_up(sequence, stream, error, now)
+                continue
+            if stopped:
+                self.scheduler.finish(sequence, FinishReason.STOP, now)
+            if sequence.finished:
+                self._forget(sequence, stream)
+
+    def _give_up(self, sequence: Sequence, stream: RequestStream, error: Exception, now: float) -> None:
+        stream.fail(ExecutionError(f"the answer could not be turned into text: {error}"))
+        self.scheduler.abort(sequence.request.request_id, now)
+        for seq_id in [i for i, (_, s) in self._live.items() if s is stream]:
+            self._forget(self._live[seq_id][0], stream)
+
+    def _forget(self, sequence: Sequence, stream: RequestStream) -> None:
+        del self._live[sequence.seq_id]
+        self._last_token.pop(sequence.seq_id, None)
+        if any(s is stream for _, s in self._live.values()):
+            return
+        reason = FinishReason.ERROR if stream.error is not None else sequence.finish_reason or FinishReason.ERROR
+        record = RequestRecord.make(reason, stream.usage(), stream.timings(), stream.request.params.n)
+        self.observers.request_finished(record)
+
+    def _time_token(self, sequence: Sequence, now: float) -> None:
+        last = self._last_token.get(sequence.seq_id)
+        if last is not None and not sequence.finish_reason:
+            self.observers.token_gap(now - last)
+        self._last_token[sequence.seq_id] = now
+
+    def _report_counters(self) -> None:
+        counters = self.scheduler.counters
+        seen = (counters.num_preemptions, counters.prefix_query_tokens, counters.prefix_hit_tokens)
+        preemptions, queries, hits = (a - b for a, b in zip(seen, self._seen, strict=True))
+        self._seen = seen
+        if preemptions:
+            self.observers.preempted(preemptions)
+        if queries:
+            self.observers.prefix_lookup(queries, hits)
+
+    def __repr__(self) -> str:
+        return f"<EngineCore {len(self._live)} sequences {self.scheduler!r}>"

@@ -1,0 +1,171 @@
+"""The reading end of a request: text deltas of its choices, in order, and what is known at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
+from types import TracebackType
+
+import anyio
+
+from microbatch.core.plan import Delta, TokenLogprobs
+from microbatch.core.ports import Detokenizer
+from microbatch.core.request import FinishReason, Request
+from microbatch.core.sequence import Sequence
+from microbatch.engine.outputs import Choice, ChoiceDelta, RequestOutput, Timings, Usage
+from microbatch.errors import EngineDeadError, MicrobatchError
+
+
+class RequestStream:
+    """Iterate for ``ChoiceDelta`` values; the iteration ends when every choice has ended.
+
+    An error of the request is raised from the iteration, after the deltas before it. Leaving ``async with stream``
+    early, or cancelling the task that iterates inside it, aborts the request. A slow reader costs no one else anything:
+    unread deltas of a choice are joined into one, so at most one per choice waits.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        detokenizers: SequenceABC[Detokenizer],
+        abort: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.request = request
+        self._detokenizers = detokenizers
+        self._abort = abort
+        self._clock = clock
+        self._unread: dict[int, ChoiceDelta] = {}
+        self._order: deque[int] = deque()
+        self._open = set(range(request.params.n))
+        self._error: Exception | None = None
+        self._news = anyio.Event()
+        self._sequences: dict[int, Sequence] = {}
+        self._finished_at: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request."""
+        return self.request.request_id
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended (deltas may still be unread)."""
+        return not self._open
+
+    @property
+    def error(self) -> Exception | None:
+        """The error that ended the request, if one did."""
+        return self._error
+
+    def abort(self) -> None:
+        """End the request now. Harmless when it has ended already."""
+        if self._open:
+            self._abort(self.request_id)
+
+    def push(self, sequence: Sequence, delta: Delta) -> bool:
+        """Take news of one choice; returns True when a stop text was found and the sequence must end."""
+        index = sequence.index
+        if index not in self._open:
+            return False
+        self._sequences[index] = sequence
+        detokenizer = self._detokenizers[index]
+        text = "" if delta.token_id is None else detokenizer.push(delta.token_id)
+        finish = FinishReason.STOP if detokenizer.stopped else delta.finish_reason
+        if finish is not None and not detokenizer.stopped:
+            text += detokenizer.finish()
+            finish = FinishReason.STOP if detokenizer.stopped else finish
+        shown = () if delta.token_id is None else (delta.token_id,)
+        logprobs = (delta.logprobs,) if shown and delta.logprobs is not None else None
+        self._enqueue(ChoiceDelta(index, text, shown, logprobs, finish))
+        if finish is not None:
+            self._close(index, delta.error)
+        return detokenizer.stopped and delta.finish_reason is None
+
+    def fail(self, error: Exception) -> None:
+        """End every open choice with ``error``; used when no sequence can tell it (a dead engine)."""
+        for index in sorted(self._open):
+            self._close(index, error)
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        sequences = self._sequences.values()
+        return Usage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            completion_tokens=sum(len(s.output_token_ids) for s in sequences),
+            cached_tokens=max((s.num_cached_tokens for s in sequences if s.index == 0), default=0),
+        )
+
+    def timings(self) -> Timings:
+        """Times so far, of the choice that was first at each."""
+        arrival = self.request.arrival_time
+        scheduled = [s.first_scheduled_time for s in self._sequences.values() if s.first_scheduled_time is not None]
+        first = [s.first_token_time for s in self._sequences.values() if s.first_token_time is not None]
+        return Timings(
+            queue=min(scheduled) - arrival if scheduled else None,
+            ttft=min(first) - arrival if first else None,
+            e2e=None if self._finished_at is None else self._finished_at - arrival,
+        )
+
+    async def __aiter__(self) -> AsyncIterator[ChoiceDelta]:
+        while True:
+            while self._order:
+                yield self._unread.pop(self._order.popleft())
+            if not self._open:
+                break
+            self._news = anyio.Event()
+            await self._news.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def collect(self) -> RequestOutput:
+        """Read to the end and return the whole answer; raises the error of the request, if any."""
+        parts: dict[int, list[ChoiceDelta]] = {i: [] for i in range(self.request.params.n)}
+        async for delta in self:
+            parts[delta.index].append(delta)
+        choices = tuple(_join(index, deltas) for index, deltas in parts.items())
+        return RequestOutput(self.request_id, choices, self.usage(), self.timings())
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _enqueue(self, delta: ChoiceDelta) -> None:
+        waiting = self._unread.get(delta.index)
+        if waiting is None:
+            self._order.append(delta.index)
+            self._unread[delta.index] = delta
+        else:
+            self._unread[delta.index] = _merge(waiting, delta)
+        self._news.set()
+
+    def _close(self, index: int, error: Exception | None) -> None:
+        self._open.discard(index)
+        if error is not None and self._error is None:
+            self._error = error if isinstance(error, MicrobatchError) else EngineDeadError(str(error))
+        if not self._open:
+            self._finished_at = self._clock()
+        self._news.set()
+
+    def __repr__(self) -> str:
+        return f"<RequestStream {self.request_id} open={sorted(self._open)} unread={len(self._unread)}>"
+
+
+def _merge(a: ChoiceDelta, b: ChoiceDelta) -> ChoiceDelta:
+    logprobs: tuple[TokenLogprobs, ...] | None = (a.logprobs or ()) + (b.logprobs or ()) or None
+    return ChoiceDelta(a.index, a.text + b.text, a.token_ids + b.token_ids, logprobs, b.finish_reason)
+
+
+def _join(index: int, deltas: SequenceABC[ChoiceDelta]) -> Choice:
+    logprobs = tuple(lp for d in deltas for lp in d.logprobs or ())
+    return Choice(
+        index=index,
+        text="".join(d.text for d in deltas),
+        token_ids=tuple(t for d in deltas for t in d.token_ids),
+        finish_reason=next((d.finish_reason for d in deltas if d.finish_reason), FinishReason.ERROR),
+        logprobs=logprobs or None,
+    )
