@@ -19,7 +19,7 @@ from microbatch.core.queue import WaitingQueue
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.sequence import Sequence, SequenceStatus
 from microbatch.core.stopping import finish_reason, is_end_token
-from microbatch.errors import ExecutionError, OutOfMemoryError
+from microbatch.errors import ExecutionError, MicrobatchError, OutOfMemoryError
 
 
 @dataclass(slots=True)
@@ -153,6 +153,8 @@ class Scheduler:
             for sequence in victims:
                 self._preempt(sequence)
             return []
+        if not isinstance(error, MicrobatchError):
+            error = ExecutionError(f"the model failed on the batch of this request: {type(error).__name__}: {error}")
         return [self._end(s, FinishReason.ERROR, now, error) for s in victims]
 
     # ---- facts

@@ -13,7 +13,6 @@ from microbatch.core.ports import Detokenizer
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.sequence import Sequence
 from microbatch.engine.outputs import Choice, ChoiceDelta, RequestOutput, Timings, Usage
-from microbatch.errors import EngineDeadError, MicrobatchError
 
 
 class RequestStream:
@@ -146,7 +145,7 @@ class RequestStream:
     def _close(self, index: int, error: Exception | None) -> None:
         self._open.discard(index)
         if error is not None and self._error is None:
-            self._error = error if isinstance(error, MicrobatchError) else EngineDeadError(str(error))
+            self._error = error
         if not self._open:
             self._finished_at = self._clock()
         self._news.set()
