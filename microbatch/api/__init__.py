@@ -1,0 +1,1 @@
+"""HTTP: an ASGI application over an engine."""

@@ -1,0 +1,43 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from microbatch.api.health import check_accepting
+from microbatch.api.openai.body import parse_body
+from microbatch.api.openai.messages import read_messages
+from microbatch.api.openai.models import ServedModels
+from microbatch.api.openai.params import chat_params
+from microbatch.api.openai.render import ChatRenderer, Envelope
+from microbatch.api.openai.schema import UNSUPPORTED_CHAT, ChatRequest
+from microbatch.api.openai.serve import serve
+from microbatch.api.openai.tools import refuse_tools_and_formats
+from microbatch.api.ports import ServingEngine
+
+
+class ChatCompletions:
+    """Answers a conversation."""
+
+    def __init__(self, engine: ServingEngine, models: ServedModels) -> None:
+        self._engine = engine
+        self._models = models
+
+    def routes(self) -> list[Route]:
+        """The one route."""
+        return [Route("/v1/chat/completions", self.create, methods=["POST"])]
+
+    async def create(self, request: Request) -> Response:
+        """Check everything, render the conversation by the model's template, then submit."""
+        check_accepting(self._engine)
+        body = parse_body(await request.body(), ChatRequest, UNSUPPORTED_CHAT)
+        self._models.check(body.model)
+        refuse_tools_and_formats(body)
+        params = chat_params(body)
+        encoded = await self._engine.encode_chat(read_messages(body.messages))
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        envelope = Envelope("chatcmpl", "chat.completion", body.model, include_usage)
+        renderer = ChatRenderer(envelope, self._engine.tokenizer, params)
+        return await serve(request, self._engine, body, [encoded], params, renderer)

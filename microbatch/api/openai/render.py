@@ -1,0 +1,182 @@
+"""Answers in the forms of the API: whole bodies, and chunks of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from microbatch.api.openai.logprobs import CompletionLogprobs, chat_logprobs
+from microbatch.core.ports import Tokenizer
+from microbatch.core.request import FinishReason, SamplingParams
+from microbatch.engine.outputs import Choice, ChoiceDelta, RequestOutput, Usage
+
+#: The two ends that a client is told; the others are told as errors.
+TOLD = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+class Renderer(Protocol):
+    """Knows one form of answer; an object renders one request. Choice ``j`` of prompt ``i`` has the index i * n + j."""
+
+    @property
+    def answer_id(self) -> str:
+        """The id in the answer."""
+        ...
+
+    def body(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
+        """The whole answer."""
+        ...
+
+    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
+        """What a stream sends for a delta; may be nothing."""
+        ...
+
+    def usage_chunk(self, usages: Iterable[Usage]) -> dict[str, object]:
+        """The last chunk, when the client asked for the usage."""
+        ...
+
+
+class Envelope:
+    """What every body and chunk of one answer shares."""
+
+    def __init__(self, prefix: str, kind: str, model: str, include_usage: bool = False) -> None:
+        self.answer_id = f"{prefix}-{secrets.token_hex(12)}"
+        self._kind = kind
+        self._model = model
+        self._created = int(time.time())
+        self._include_usage = include_usage
+
+    def wrap(self, choices: Iterable[dict[str, object]], kind: str = "", **more: object) -> dict[str, object]:
+        """A body around choices."""
+        return {
+            "id": self.answer_id,
+            "object": kind or self._kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": list(choices),
+            **more,
+        }
+
+    def chunk(self, choice: dict[str, object], kind: str = "") -> dict[str, object]:
+        """A chunk with one choice; with ``include_usage`` all chunks but the last have a null usage."""
+        return self.wrap([choice], kind, **({"usage": None} if self._include_usage else {}))
+
+
+class CompletionRenderer:
+    """``text_completion``. ``echoes`` are the texts of the prompts, when they are to come first in the answers."""
+
+    def __init__(
+        self, envelope: Envelope, tokenizer: Tokenizer, params: SamplingParams, echoes: Sequence[str] | None = None
+    ) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._params = params
+        self._echoes = echoes
+        self._begun: dict[int, CompletionLogprobs] = {}
+
+    @property
+    def answer_id(self) -> str:
+        """``cmpl-...``"""
+        return self._envelope.answer_id
+
+    def body(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
+        """The whole answer."""
+        choices = [self._choice(i, choice) for i, output in enumerate(outputs) for choice in output.choices]
+        return self._envelope.wrap(choices, usage=usage_body(output.usage for output in outputs))
+
+    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
+        """One chunk, or none while there is nothing to show."""
+        begins = prompt_index * self._params.n + delta.index not in self._begun
+        choice = self._choice(prompt_index, delta)
+        if not (choice["text"] or choice["logprobs"] or choice["finish_reason"] or (begins and self._echoes)):
+            return []
+        return [self._envelope.chunk(choice)]
+
+    def usage_chunk(self, usages: Iterable[Usage]) -> dict[str, object]:
+        """The last chunk."""
+        return self._envelope.wrap([], usage=usage_body(usages))
+
+    def _choice(self, prompt_index: int, part: Choice | ChoiceDelta) -> dict[str, object]:
+        index = prompt_index * self._params.n + part.index
+        text = part.text
+        if index not in self._begun:
+            self._begun[index] = CompletionLogprobs(self._tokenizer, self._params.logprobs or 0)
+            text = self._echoes[prompt_index] + text if self._echoes else text
+        wanted = part.logprobs and self._params.logprobs is not None
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": self._begun[index].entries(part.token_ids, part.logprobs or ()) if wanted else None,
+            "finish_reason": TOLD.get(part.finish_reason) if part.finish_reason else None,
+        }
+
+
+class ChatRenderer:
+    """``chat.completion`` and its chunks."""
+
+    def __init__(self, envelope: Envelope, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._params = params
+        self._begun: set[int] = set()
+
+    @property
+    def answer_id(self) -> str:
+        """``chatcmpl-...``"""
+        return self._envelope.answer_id
+
+    def body(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
+        """The whole answer."""
+        (output,) = outputs
+        choices: list[dict[str, object]] = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                "logprobs": self._logprobs(choice),
+                "finish_reason": TOLD.get(choice.finish_reason),
+            }
+            for choice in output.choices
+        ]
+        return self._envelope.wrap(choices, usage=usage_body([output.usage]))
+
+    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
+        """The role once, then the text, and the end in a chunk of its own."""
+        chunks = []
+        logprobs = self._logprobs(delta)
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}))
+        if delta.text or logprobs:
+            chunks.append(self._chunk(delta.index, {"content": delta.text}, logprobs))
+        if delta.finish_reason in TOLD:
+            chunks.append(self._chunk(delta.index, {}, finish_reason=TOLD[delta.finish_reason]))
+        return chunks
+
+    def usage_chunk(self, usages: Iterable[Usage]) -> dict[str, object]:
+        """The last chunk."""
+        return self._envelope.wrap([], "chat.completion.chunk", usage=usage_body(usages))
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: object = None, finish_reason: str | None = None
+    ) -> dict[str, object]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._envelope.chunk(choice, "chat.completion.chunk")
+
+    def _logprobs(self, part: Choice | ChoiceDelta) -> dict[str, object] | None:
+        if self._params.logprobs is None or not part.logprobs:
+            return None
+        return chat_logprobs(self._tokenizer, part.token_ids, part.logprobs)
+
+
+def usage_body(usages: Iterable[Usage]) -> dict[str, object]:
+    """Tokens of all prompts and answers together."""
+    usages = list(usages)
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
+    }

@@ -1,0 +1,65 @@
+"""What the HTTP layer needs of an engine; ``microbatch.engine.client.AsyncEngine`` has it, a fake in a test may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from microbatch.core.ports import Tokenizer
+from microbatch.core.request import SamplingParams
+from microbatch.engine.stats import EngineStatistics, EngineStatus, Observer
+from microbatch.engine.stream import RequestStream
+
+
+class ServingEngine(Protocol):
+    """An engine that accepts requests. Before it has started, what it cannot tell raises ``UnavailableError``."""
+
+    @property
+    def status(self) -> EngineStatus:
+        """starting, ready, draining, dead or closed, and why."""
+        ...
+
+    @property
+    def model_name(self) -> str:
+        """The name that the model is served under."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and output together."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model."""
+        ...
+
+    async def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without blocking the event loop."""
+        ...
+
+    async def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+        """Token ids of a conversation, without blocking the event loop."""
+        ...
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        client: str = "",
+        cache_salt: str = "",
+    ) -> RequestStream:
+        """Accept a request or raise why not, at once."""
+        ...
+
+    def statistics(self) -> EngineStatistics:
+        """Numbers of this moment."""
+        ...
+
+    def add_observer(self, observer: Observer) -> None:
+        """Tell ``observer`` of everything that happens from now on."""
+        ...
