@@ -48,7 +48,8 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts (texts, or lists of token ids). One set of parameters for all, or one each.
+        """Answers in the order of the prompts (texts, or lists of token ids). One set of parameters for all, or one
+        each.
 
         The first error of any prompt is raised after the others have been ended.
         """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from microbatch.core.policies import make_policy
+from microbatch.core.policies import WindowPolicy, make_policy
 from microbatch.core.policy import Policy
 from microbatch.core.ports import Executor, KVManager, Tokenizer
 from microbatch.core.scheduler import Scheduler
@@ -16,96 +16,96 @@ from microbatch.engine.client import AsyncEngine, EngineParts
 from microbatch.engine.engine import EngineCore
 from microbatch.engine.loop import EngineLoop
 from microbatch.errors import SetupError
+from microbatch.settings import Settings, make_settings
+
+if TYPE_CHECKING:
+    from microbatch.executor.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[str], None]
+#: On a CPU the store may grow to this many whole contexts, or to one for each row of a batch if that is more.
+_FULL_CONTEXTS: Final = 8
+#: Settings of the process around the engine; in a library they are the caller's own business.
+_SERVER_ONLY = frozenset({"host", "port", "api_key", "api_key_file", "log_level", "log_json", "drain_timeout_s"})
 
 
 class Engine(AsyncEngine):
     """An engine by the name of its model: ``async with Engine("model", policy="window") as engine``.
 
-    ``model``: a hub name, a folder, a GGUF file; empty for the embedded SmolLM2-135M-Instruct. Keywords are the settings
-    of ``microbatch serve`` that concern the engine (see ``build_engine``); a wrong one raises ``SetupError`` at once,
-    before anything is loaded.
+    ``model``: a hub name, a folder, a GGUF file; empty for the embedded SmolLM2-135M-Instruct. Keywords are the
+    settings of ``microbatch serve`` that concern the engine, with the same names and defaults; a wrong one raises
+    ``SetupError`` at once, before anything is loaded. ``progress`` is told of downloads.
     """
 
-    def __init__(self, model: str = "", **settings: Any) -> None:
-        try:
-            build = partial(build_engine, model, **settings)
-            check_settings(**settings)
-        except TypeError as error:
-            raise SetupError(f"Engine: {error}") from None
-        super().__init__(build, model_name=settings.get("served_model_name") or model)
+    def __init__(self, model: str = "", *, progress: Progress | None = None, **settings: Any) -> None:
+        for name in sorted(_SERVER_ONLY & settings.keys()):
+            raise SetupError(f"setting {name!r} concerns the server, not the engine")
+        chosen = make_settings({"model": model, **settings})
+        policy_of(chosen)
+        name = chosen.served_model_name[0] if chosen.served_model_name else model
+        super().__init__(partial(build_engine, chosen, progress), model_name=name)
+
+    @classmethod
+    def of(cls, settings: Settings, progress: Progress | None = None) -> Engine:
+        """The engine of a server's settings."""
+        values = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in _SERVER_ONLY}
+        return cls(progress=progress, **values)
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The policy that the settings name; ``SetupError`` when there is none such or its arguments are wrong."""
+    return check_settings(
+        policy=settings.policy,
+        policy_args=settings.policy_arguments(),
+        max_batch_size=settings.max_batch_size,
+        window_ms=settings.window_ms,
+    )
 
 
 def check_settings(
-    *, policy: str = "window", max_batch_size: int = 8, window_ms: float = 50.0, policy_args: Mapping[str, Any] = {}, **_: Any
+    *, policy: str, policy_args: Mapping[str, float | int | str], max_batch_size: int, window_ms: float
 ) -> Policy:
-    """The policy that the settings name; ``SetupError`` when there is none such or its arguments are wrong."""
+    """As ``policy_of``, from single values. ``policy_args`` go before the two settings of the window policy."""
     arguments = dict(policy_args)
-    if policy == "window":
+    if policy == WindowPolicy.name:
         arguments = {"max_batch_size": max_batch_size, "window_ms": window_ms, **arguments}
     return make_policy(policy, arguments)
 
 
-def build_engine(
-    model: str = "",
-    *,
-    policy: str = "window",
-    policy_args: Mapping[str, Any] = {},
-    max_batch_size: int = 8,
-    window_ms: float = 50.0,
-    max_model_len: int | None = None,
-    max_queue: int = 256,
-    queue_timeout_s: float | None = None,
-    request_timeout_s: float | None = None,
-    system_prompt: str | None = None,
-    chat_template: str | None = None,
-    served_model_name: str | None = None,
-    dtype: str = "auto",
-    quantization: str = "none",
-    device: str = "auto",
-    block_size: int = 16,
-    kv_blocks: int | None = None,
-    prefix_cache: bool = True,
-    attention: str = "auto",
-    home: Path | None = None,
-    local_files_only: bool = False,
-    progress: Progress | None = None,
-) -> EngineParts:
-    """Load the model, size the store, put the parts together. Blocks for as long as that takes; ``SetupError`` if it cannot.
-
-    Lengths in tokens, times in seconds except ``window_ms``. Everything else as in the table of settings.
-    """
-    chosen = check_settings(policy=policy, policy_args=policy_args, max_batch_size=max_batch_size, window_ms=window_ms)
-    from microbatch_kernels.manager import PagedKVManager
-
+def build_engine(settings: Settings, progress: Progress | None = None) -> EngineParts:
+    """Load the model, size the store, put the parts together. Blocks for as long as that takes; ``SetupError`` if it
+    cannot."""
     from microbatch.executor.loading import ModelSpec, load_model
+    from microbatch.executor.progress import silent
     from microbatch.executor.serving import serve_with_generate
     from microbatch.text.tokenizer import HFTokenizer
+    from microbatch_kernels.manager import PagedKVManager
 
-    options: dict[str, Any] = {} if progress is None else {"progress": progress}
-    loaded = load_model(ModelSpec(model, dtype, quantization, device, local_files_only), home=home, **options)
-    limit = loaded.max_model_len if max_model_len is None else max_model_len
+    policy = policy_of(settings)
+    spec = ModelSpec(settings.model, settings.dtype, settings.quantization, settings.device)
+    loaded = load_model(spec, progress=progress or silent)
+    limit = settings.max_model_len or loaded.max_model_len
     if limit > loaded.max_model_len:
         raise SetupError(f"max_model_len {limit} is more than the model's context of {loaded.max_model_len} tokens")
     executor, num_blocks = serve_with_generate(
-        loaded, block_size=block_size, num_blocks=kv_blocks, num_tokens=limit * max(8, max_batch_size), attention=attention
+        loaded,
+        block_size=settings.block_size,
+        num_blocks=settings.kv_blocks,
+        num_tokens=limit * max(_FULL_CONTEXTS, settings.max_batch_size),
     )
-    kv = PagedKVManager(num_blocks, block_size, prefix_cache=prefix_cache)
-    tokenizer = HFTokenizer(loaded.tokenizer, executor.model.vocab_size, loaded.eos_token_ids, chat_template)
+    kv = PagedKVManager(num_blocks, settings.block_size, prefix_cache=settings.prefix_cache)
+    template = settings.chat_template
     return assemble(
         executor,
         kv,
-        chosen,
-        tokenizer,
-        model_name=served_model_name or loaded.name,
+        policy,
+        HFTokenizer(loaded.tokenizer, executor.model.vocab_size, loaded.eos_token_ids, template),
+        model_name=settings.served_model_name[0] if settings.served_model_name else loaded.name,
         max_model_len=limit,
-        max_queue=max_queue,
-        queue_timeout_s=queue_timeout_s,
-        request_timeout_s=request_timeout_s,
-        system_prompt=system_prompt,
+        max_queue=settings.max_queue,
+        queue_timeout_s=settings.queue_timeout_s,
+        request_timeout_s=settings.request_timeout_s,
+        system_prompt=settings.system_prompt,
     )
 
 

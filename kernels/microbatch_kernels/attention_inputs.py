@@ -64,7 +64,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """How a layer attends. ``sliding_window`` w: position p sees keys j with p - w < j <= p. ``softcap`` s: scores become
+    """How a layer attends. ``sliding_window`` w: position p sees keys j with p - w < j <= p. ``softcap`` s: scores are
     s * tanh(score / s). ``sinks`` ``[num_heads]``: one extra logit a head that takes weight and gives no value."""
 
     scale: float

@@ -28,10 +28,9 @@ def attention_naive(
     return torch.cat(outputs) if outputs else query.new_empty(0, query.shape[1], value_pool.shape[-1])
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions
-) -> torch.Tensor:
-    """One sequence: ``query`` ``[N, H, D]`` are the last N of the C positions of ``keys`` and ``values`` ``[C, KVH, ·]``."""
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+    """One sequence: ``query`` ``[N, H, D]`` are the last N of the C positions of ``keys`` and ``values`` ``[C, KVH,
+    ·]``."""
     new, heads, _ = query.shape
     context, kv_heads, _ = keys.shape
     keys = keys.repeat_interleave(heads // kv_heads, dim=1).float()

@@ -1,7 +1,8 @@
 """Paged attention with torch operators: gathers the context and calls scaled dot-product attention.
 
-One gather and one call for all decodes of a batch (the heads of a group become its query positions, so shared K/V heads
-are not expanded), one call for each prefill chunk. Softcap and sinks, which that function lacks, take the written-out way.
+One gather and one call for all decodes of a batch (the heads of a group become its query positions, so shared K/V
+heads are not expanded), one call for each prefill chunk. Softcap and sinks, which that function lacks, take the
+written-out way.
 """
 
 from __future__ import annotations

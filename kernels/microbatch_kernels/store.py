@@ -1,7 +1,8 @@
 """The K/V tensors: one pool of blocks per layer, written by slot.
 
-Layout, per layer: keys ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``, values the same with their own head size.
-Slot ``block_id * block_size + offset`` is one token. Block 0 is the null block: padding reads it, nothing is stored there.
+Layout, per layer: keys ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``, values the same with their own head
+size. Slot ``block_id * block_size + offset`` is one token. Block 0 is the null block: padding reads it, nothing is
+stored there.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from microbatch.errors import DeadlineError, QueueDeadlineError
 
 
 def next_deadline(sequences: SequenceABC[Sequence]) -> float | None:
-    """The moment at which a request must end: its own deadline, or that of the queue while nothing of it has started."""
+    """The moment at which a request must end: its own deadline, or that of the queue while nothing of it has
+    started."""
     request = sequences[0].request
     if any(s.first_scheduled_time is not None for s in sequences):
         return request.deadline

@@ -44,8 +44,8 @@ class KVManager(Protocol):
     def begin(self, seq_id: int, token_ids: SequenceABC[int], num_tokens: int, salt: str = "") -> int | None:
         """Give a new sequence a block table for ``num_tokens`` tokens, its cached prefix shared, the rest fresh.
 
-        All or nothing: returns the number of cached tokens (as ``match_prefix``), or None and changes nothing when there
-        are not enough free blocks.
+        All or nothing: returns the number of cached tokens (as ``match_prefix``), or None and changes nothing when
+        there are not enough free blocks.
         """
         ...
 
@@ -137,7 +137,8 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat_template(self, messages: SequenceABC[dict[str, object]]) -> list[int]:
-        """Token ids of a conversation with the generation prompt; ``InvalidRequestError`` if the template refuses it."""
+        """Token ids of a conversation with the generation prompt; ``InvalidRequestError`` if the template refuses
+        it."""
         ...
 
     def detokenizer(self, stop: SequenceABC[str] = ()) -> Detokenizer:

@@ -33,10 +33,11 @@ class FinishReason(enum.Enum):
 class SamplingParams:
     """How to choose tokens and when to end. Immutable; raises ``InvalidRequestError`` with ``param`` set.
 
-    ``max_tokens`` None means up to the end of the context. ``top_k`` 0 or -1 is off. ``logit_bias`` maps a token id to a
-    value in [-100, 100] that is added to its logit. ``seed`` None draws a fresh seed. ``logprobs`` None is off, k asks
-    for the chosen token's log-probability and the k best alternatives. ``stop`` texts are cut from the answer, the token
-    that ends it (end of sequence, ``stop_token_ids``) is not shown. ``min_tokens`` holds back the end tokens.
+    ``max_tokens`` None means up to the end of the context. ``top_k`` 0 or -1 is off. ``logit_bias`` maps a token id to
+    a value in [-100, 100] that is added to its logit. ``seed`` None draws a fresh seed. ``logprobs`` None is off, k
+    asks for the chosen token's log-probability and the k best alternatives. ``stop`` texts are cut from the answer,
+    the token that ends it (end of sequence, ``stop_token_ids``) is not shown. ``min_tokens`` holds back the end
+    tokens.
     """
 
     max_tokens: int | None = None

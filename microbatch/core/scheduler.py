@@ -9,26 +9,19 @@ then holds no block.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from microbatch.core.deadline import deadline_error, earliest, next_deadline
-from microbatch.core.plan import Admitted, Delta, SequenceStep, StepPlan, StepResult
+from microbatch.core.counters import SchedulerCounters
+from microbatch.core.deadline import deadline_error, earliest
+from microbatch.core.plan import Delta, StepPlan, StepResult
+from microbatch.core.planning import admission, choice_seed, sequence_step
 from microbatch.core.policy import Policy, SchedulerView
 from microbatch.core.ports import KVManager
 from microbatch.core.queue import WaitingQueue
 from microbatch.core.request import FinishReason, Request
+from microbatch.core.requests import RequestTable
 from microbatch.core.sequence import Sequence, SequenceStatus
 from microbatch.core.stopping import finish_reason, is_end_token
 from microbatch.errors import ExecutionError, MicrobatchError, OutOfMemoryError
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """What the scheduler has done since it was made."""
-
-    num_preemptions: int = 0
-    prefix_query_tokens: int = 0
-    prefix_hit_tokens: int = 0
 
 
 class Scheduler:
@@ -43,8 +36,7 @@ class Scheduler:
         self.wake_at: float | None = None
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
-        self._requests: dict[str, list[Sequence]] = {}
-        self._timed: set[str] = set()
+        self._requests = RequestTable()
         self._to_pin: set[str] = set()
         self._deltas: list[Delta] = []
         self._released: list[int] = []
@@ -54,42 +46,32 @@ class Scheduler:
         self._next_seq_id = 0
         self._next_step_id = 0
 
-    # ---- coming and going
-
-    def add(
-        self, request: Request, *, seed: int, max_total_tokens: int, pin_prompt: bool = False
-    ) -> list[Sequence]:
+    def add(self, request: Request, *, seed: int, max_total_tokens: int, pin_prompt: bool = False) -> list[Sequence]:
         """Take a request in: one sequence for each of its ``n`` choices, the choice's index mixed into its seed.
 
-        ``max_total_tokens`` bounds prompt and output together; the caller has checked that the store can hold that many.
-        ``pin_prompt`` keeps the full blocks of the prompt for good once they are computed: a declared shared prefix.
+        ``max_total_tokens`` bounds prompt and output together; the caller has checked that the store can hold that
+        many. ``pin_prompt`` keeps the full blocks of the prompt for good once they are computed: a declared shared
+        prefix.
         """
         sequences = []
         for index in range(request.params.n):
-            sequence = Sequence(self._next_seq_id, request, index, _choice_seed(seed, index), max_total_tokens)
+            sequence = Sequence(self._next_seq_id, request, index, choice_seed(seed, index), max_total_tokens)
             self._next_seq_id += 1
             self.waiting.add(sequence)
             sequences.append(sequence)
         if pin_prompt:
             self._to_pin.add(request.request_id)
-        self._requests[request.request_id] = sequences
-        if request.deadline is not None or request.queue_deadline is not None:
-            self._timed.add(request.request_id)
+        self._requests.add(sequences)
         return sequences
-
-    def sequences(self, request_id: str) -> list[Sequence]:
-        """The sequences of a request; empty when it is unknown or has ended."""
-        return self._requests.get(request_id, [])
 
     def abort(self, request_id: str, now: float, error: Exception | None = None) -> list[Delta]:
         """End every choice of a request that is still open. A request that has ended or never was is left alone."""
         reason = FinishReason.ABORT if error is None else FinishReason.ERROR
-        live = [s for s in self.sequences(request_id) if not s.finished]
-        return [self._end(s, reason, now, error) for s in live]
+        return [self._end(s, reason, now, error) for s in self._requests.open_sequences(request_id)]
 
     def abort_all(self, now: float, error: Exception | None = None) -> list[Delta]:
         """End everything."""
-        return [delta for request_id in list(self._requests) for delta in self.abort(request_id, now, error)]
+        return [delta for request_id in self._requests for delta in self.abort(request_id, now, error)]
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End one sequence for a reason found outside (a stop text); it may have ended already."""
@@ -112,8 +94,7 @@ class Scheduler:
         if not self.running or not self.policy.run_to_completion:
             admitted, reason = self._admit(now)
         plan = self._make_plan(admitted, reason)
-        deadlines = [d for r in self._timed if (d := next_deadline(self._requests[r])) is not None]
-        self.wake_at = earliest(self.wake_at, min(deadlines, default=None))
+        self.wake_at = earliest(self.wake_at, self._requests.next_deadline())
         return plan
 
     def take_deltas(self) -> list[Delta]:
@@ -130,9 +111,8 @@ class Scheduler:
             sequence = live.get(step.seq_id)
             if sequence is None:
                 continue
-            if step.seq_id in result.errors:
-                error = ExecutionError(result.errors[step.seq_id])
-                deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
+            if (problem := result.problem(step)) is not None:
+                deltas.append(self._end(sequence, FinishReason.ERROR, now, ExecutionError(problem)))
                 continue
             self._computed(sequence, step.start + len(step.token_ids))
             if step.samples:
@@ -143,7 +123,8 @@ class Scheduler:
         """The last plan failed as a whole.
 
         Out of memory with company: the batch goes back to the queue and comes again in batches half as large, so that
-        what fits alone is served. Any other fault, or a sequence that does not fit alone, ends the sequences of the plan.
+        what fits alone is served. Any other fault, or a sequence that does not fit alone, ends the sequences of the
+        plan.
         """
         plan, self._plan = self._plan, None
         steps = {s.seq_id for s in plan.sequences} if plan is not None else set()
@@ -156,8 +137,6 @@ class Scheduler:
         if not isinstance(error, MicrobatchError):
             error = ExecutionError(f"the model failed on the batch of this request: {type(error).__name__}: {error}")
         return [self._end(s, FinishReason.ERROR, now, error) for s in victims]
-
-    # ---- facts
 
     @property
     def num_waiting(self) -> int:
@@ -179,7 +158,7 @@ class Scheduler:
         self.waiting.check_integrity()
         self.kv.check_integrity()
         live = {s.seq_id for s in self.waiting} | {s.seq_id for s in self.running}
-        known = {s.seq_id for sequences in self._requests.values() for s in sequences if not s.finished}
+        known = {s.seq_id for request_id in self._requests for s in self._requests.open_sequences(request_id)}
         assert live == known, f"sequences lost or left over: {live ^ known}"
         for sequence in self.running:
             assert sequence.status is SequenceStatus.RUNNING
@@ -192,11 +171,9 @@ class Scheduler:
     # ---- inside
 
     def _expire(self, now: float) -> None:
-        for request_id in list(self._timed):
-            sequences = self._requests[request_id]
-            deadline = next_deadline(sequences)
-            if deadline is not None and now >= deadline:
-                self._deltas += self.abort(request_id, now, deadline_error(sequences, now))
+        for sequences in self._requests.expired(now):
+            request_id = sequences[0].request.request_id
+            self._deltas += self.abort(request_id, now, deadline_error(sequences, now))
 
     def _grow(self) -> None:
         """Give every running sequence room for its newest token, preempting the youngest when blocks run out."""
@@ -252,10 +229,8 @@ class Scheduler:
             self._num_rows = len(self.running)
         plan = StepPlan(
             step_id=self._next_step_id,
-            sequences=tuple(self._step(s) for s in self.running),
-            admitted=tuple(
-                Admitted(s.seq_id, s.request.prompt_token_ids, tuple(s.output_token_ids), s.seed) for s in admitted
-            ),
+            sequences=tuple(sequence_step(s, self.kv.block_ids(s.seq_id)) for s in self.running),
+            admitted=tuple(admission(s) for s in admitted),
             released=tuple(self._released),
             run_to_completion=self.policy.run_to_completion,
             num_rows=self._num_rows,
@@ -266,19 +241,12 @@ class Scheduler:
         self._plan = plan
         return plan
 
-    def _step(self, sequence: Sequence) -> SequenceStep:
-        start = sequence.num_computed_tokens
-        if start == sequence.num_tokens - 1 and sequence.output_token_ids:
-            token_ids: tuple[int, ...] = (sequence.output_token_ids[-1],)
-        else:
-            token_ids = sequence.token_ids()[start:]
-        block_ids = self.kv.block_ids(sequence.seq_id)
-        return SequenceStep(sequence.seq_id, token_ids, start, block_ids, True, sequence.params)
-
     def _take_plan(self, step_id: int) -> StepPlan:
         plan, self._plan = self._plan, None
         if plan is None or plan.step_id != step_id:
-            raise ValueError(f"result of step {step_id} does not belong to the plan that runs ({plan and plan.step_id})")
+            raise ValueError(
+                f"result of step {step_id} does not belong to the plan that runs ({plan and plan.step_id})"
+            )
         return plan
 
     def _computed(self, sequence: Sequence, num_tokens: int) -> None:
@@ -292,9 +260,6 @@ class Scheduler:
             self.kv.pin(sequence.request.prompt_token_ids, sequence.request.cache_salt)
 
     def _advance(self, sequence: Sequence, result: StepResult, now: float) -> Delta:
-        if sequence.seq_id not in result.token_ids:
-            error = ExecutionError(f"the executor gave no token for sequence {sequence.seq_id}")
-            return self._end(sequence, FinishReason.ERROR, now, error)
         token_id = result.token_ids[sequence.seq_id]
         sequence.output_token_ids.append(token_id)
         if sequence.first_token_time is None:
@@ -323,9 +288,7 @@ class Scheduler:
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.finish_time = now
-        if all(s.finished for s in self._requests[sequence.request.request_id]):
-            del self._requests[sequence.request.request_id]
-            self._timed.discard(sequence.request.request_id)
+        if self._requests.note_end(sequence):
             self._to_pin.discard(sequence.request.request_id)
         return Delta(sequence.seq_id, finish_reason=reason, error=error)
 
@@ -333,8 +296,3 @@ class Scheduler:
         self.running.remove(sequence)
         self.kv.free(sequence.seq_id)
         self._released.append(sequence.seq_id)
-
-
-def _choice_seed(seed: int, index: int) -> int:
-    """Choice 0 keeps the seed, so that n = 1 and the first of n agree; the others are spread by an odd constant."""
-    return (seed + index * 0x9E3779B97F4A7C15) % 2**64

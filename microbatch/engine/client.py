@@ -39,8 +39,8 @@ class EngineParts:
 class AsyncEngine:
     """Serves one model in this process: ``async with engine: await engine.generate("The capital of France is")``.
 
-    ``build`` makes the parts; it may take its time, and is called in a worker thread by ``start``. Nothing is global: any
-    number of engines may live in one process. Cancelling a task that waits for an answer aborts its request.
+    ``build`` makes the parts; it may take its time, and is called in a worker thread by ``start``. Nothing is global:
+    any number of engines may live in one process. Cancelling a task that waits for an answer aborts its request.
     """
 
     def __init__(self, build: Callable[[], EngineParts], *, model_name: str = "") -> None:
@@ -253,7 +253,11 @@ class AsyncEngine:
                 " and at least one more",
                 param="prompt",
             )
-        for name, ids in (("prompt", token_ids), ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        for name, ids in (
+            ("prompt", token_ids),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
             if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
                 bad = next(i for i in ids if not 0 <= i < vocab_size)
                 raise InvalidRequestError(

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """``add`` and ``abort`` requests; ``begin_step`` gives the next plan, ``end_step`` or ``fail_step`` takes its outcome."""
+    """``add`` and ``abort`` requests; ``begin_step`` gives the next plan, ``end_step`` or ``fail_step`` takes its
+    outcome."""
 
     def __init__(self, scheduler: Scheduler, observers: Observers | None = None) -> None:
         self.scheduler = scheduler
@@ -32,9 +33,7 @@ class EngineCore:
         self, request: Request, stream: RequestStream, *, seed: int, max_total_tokens: int, pin_prompt: bool = False
     ) -> None:
         """Take a request over; from here on its stream is told everything. Arguments as for ``Scheduler.add``."""
-        sequences = self.scheduler.add(
-            request, seed=seed, max_total_tokens=max_total_tokens, pin_prompt=pin_prompt
-        )
+        sequences = self.scheduler.add(request, seed=seed, max_total_tokens=max_total_tokens, pin_prompt=pin_prompt)
         for sequence in sequences:
             self._live[sequence.seq_id] = (sequence, stream)
 

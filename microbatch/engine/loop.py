@@ -1,7 +1,7 @@
 """The one task that drives the engine: commands in, plans to the device, results back.
 
-Everything that changes the engine's state goes through one asyncio queue and is done here, between two steps, by one task
-on one thread: no locks. The device works in one worker thread meanwhile, so the event loop stays free.
+Everything that changes the engine's state goes through one asyncio queue and is done here, between two steps, by one
+task on one thread: no locks. The device works in one worker thread meanwhile, so the event loop stays free.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ class EngineLoop:
     # ---- the task
 
     async def run(self) -> None:
-        """Serve until ``stop``. A fault of the engine itself ends every request with an error and is kept in ``status``."""
+        """Serve until ``stop``. A fault of the engine itself ends every request with an error and is kept in
+        ``status``."""
         try:
             while not self._stopped:
                 self._take_commands()

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 class SharedPrefix:
-    """Finds the tokens that every conversation with the system prompt begins with, runs them once and pins their blocks."""
+    """Finds the tokens that every conversation with the system prompt begins with, runs them once and pins their
+    blocks."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

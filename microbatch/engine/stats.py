@@ -40,7 +40,8 @@ class EngineStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A request that has ended. Times in seconds, as in ``Timings``; ``tpot_s`` = (e2e - ttft) / (n - 1), None below 2."""
+    """A request that has ended. Times in seconds, as in ``Timings``; ``tpot_s`` = (e2e - ttft) / (n - 1), None below
+    2."""
 
     finish_reason: str
     prompt_tokens: int

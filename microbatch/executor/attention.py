@@ -1,7 +1,8 @@
 """Our attention as transformers sees it: packs the valid rows, writes their K/V to the store, attends over the pages.
 
-Registered under one name with ``AttentionInterface`` and on purpose without a mask function: transformers then builds no
-mask (masking_utils), and the layout of the batch comes from the ``PagedStep`` that travels in the attention keywords.
+Registered under one name with ``AttentionInterface`` and on purpose without a mask function: transformers then builds
+no mask (masking_utils), and the layout of the batch comes from the ``PagedStep`` that travels in the attention
+keywords.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from transformers import AttentionInterface
+
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.dispatch import AttentionBackend
 from microbatch_kernels.store import KVStore
-from transformers import AttentionInterface
 
 ATTENTION_NAME: Final = "microbatch_paged"
 
@@ -64,9 +66,7 @@ def paged_attention(
     inputs = paged.inputs.to(query.device)
     paged.store.write(layer, paged.pack(key), paged.pack(value), inputs.slot_mapping)
     options = AttentionOptions(dim**-0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    out = paged.backend(
-        paged.pack(query), paged.store.keys[layer], paged.store.values[layer], inputs, options
-    )
+    out = paged.backend(paged.pack(query), paged.store.keys[layer], paged.store.values[layer], inputs, options)
     paged.num_calls += 1
     return paged.unpack(out, batch, length), None
 

@@ -10,15 +10,16 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from microbatch.executor.attention import PagedStep
 
 
-class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's length, counted as transformers counts it: columns of the attention mask consumed, padding included."""
+class PagedLayer(CacheLayerMixin):
+    """One layer's length, counted as transformers counts it: columns of the attention mask consumed, padding
+    included."""
 
     is_compileable = False
     is_croppable = False
     is_sliding = False
 
     def __init__(self, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.length = length
         self.is_initialized = True
 
@@ -45,11 +46,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class PagedCache(Cache):  # type: ignore[misc]
+class PagedCache(Cache):
     """Hands the current ``PagedStep`` to the attention function through the keywords of each attention call."""
 
     def __init__(self, num_layers: int, prefix_columns: int) -> None:
-        super().__init__(layers=[PagedLayer(prefix_columns) for _ in range(num_layers)])
+        self.lengths = [PagedLayer(prefix_columns) for _ in range(num_layers)]
+        super().__init__(layers=list(self.lengths))
         self.step: PagedStep | None = None
 
     def update(
@@ -65,8 +67,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         if kwargs is None:
             raise RuntimeError("this model does not give its cache the attention keywords")
         kwargs["paged"] = self.step
-        result: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(key_states, value_states)
-        return result
+        return self.lengths[layer_idx].update(key_states, value_states)
 
 
 class DenseCache(PagedCache):
@@ -91,7 +92,7 @@ class DenseCache(PagedCache):
         assert step is not None
         inputs = step.inputs.to(key_states.device)
         step.store.write(layer_idx, step.pack(key_states), step.pack(value_states), inputs.slot_mapping)
-        self.layers[layer_idx].update(key_states, value_states)
+        self.lengths[layer_idx].update(key_states, value_states)
         step.num_calls += 1
         slots = self.slots.to(key_states.device)
         keys = step.store.keys[layer_idx].flatten(0, 1)[slots].transpose(1, 2)

@@ -30,9 +30,10 @@ def constant(token_id: int) -> NextToken:
 class FakeExecutor:
     """Implements ``core.ports.Executor``.
 
-    ``next_token(context, step)`` chooses tokens. ``latency(plan)`` is slept in seconds before the result; ``fault(plan)``
-    may return an exception to raise; ``row_errors(plan)`` gives errors by seq_id in the place of tokens. With
-    ``remember=False`` no store is kept and ``context`` is empty: for benches that measure everything else.
+    ``next_token(context, step)`` chooses tokens. ``latency(plan)`` is slept in seconds before the result;
+    ``fault(plan)`` may return an exception to raise; ``row_errors(plan)`` gives errors by seq_id in the place of
+    tokens. With ``remember=False`` no store is kept and ``context`` is empty: for benches that measure everything
+    else.
     """
 
     def __init__(

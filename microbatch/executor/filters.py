@@ -1,8 +1,8 @@
 """Temperature, top-k, top-p and min-p over the rows of a batch, and the draw from what is left.
 
-Every row is computed from its own logits alone, so the token does not depend on the other rows. The draw is the inverse
-of the cumulative distribution at a given uniform number. Rows without top-k and top-p need no sorting; the others look at
-the 1,024 best tokens and, where these do not hold enough mass, at all.
+Every row is computed from its own logits alone, so the token does not depend on the other rows. The draw is the
+inverse of the cumulative distribution at a given uniform number. Rows without top-k and top-p need no sorting; the
+others look at the 1,024 best tokens and, where these do not hold enough mass, at all.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _draw_candidates(
 
 
 def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Index ``[R]`` at which the cumulative weight passes ``uniform`` times its total. Zero weights are never picked."""
+    """Index ``[R]`` at which the cumulative weight passes ``uniform`` times its total. Zero weights are never
+    picked."""
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1]
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))

@@ -1,9 +1,9 @@
 """The run-to-completion executor: one ``model.generate`` a batch, over the paged store, one token a plan.
 
-``generate`` cannot be paused from outside, so it runs in a thread of its own and waits inside its stopping criterion: each
-token goes out as a ``StepResult`` and the next plan comes in with the blocks to use and the rows that have left. The
-engine thus sees the same three calls a step as with any other executor, tokens stream, and a row that ends gives its
-blocks back at once though its lane in the padded batch goes on to the end of the batch.
+``generate`` cannot be paused from outside, so it runs in a thread of its own and waits inside its stopping criterion:
+each token goes out as a ``StepResult`` and the next plan comes in with the blocks to use and the rows that have left.
+The engine thus sees the same three calls a step as with any other executor, tokens stream, and a row that ends gives
+its blocks back at once though its lane in the padded batch goes on to the end of the batch.
 """
 
 from __future__ import annotations

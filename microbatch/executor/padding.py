@@ -27,10 +27,13 @@ class PaddedBatch:
 
     @classmethod
     def build(cls, steps: Sequence[SequenceStep], pad_token_id: int) -> PaddedBatch:
-        """``packed`` lists the valid positions of ``input_ids`` flattened, in row order; None when nothing is padded."""
+        """``packed`` lists the valid positions of ``input_ids`` flattened, in row order; None when nothing is
+        padded."""
         width = max(s.start for s in steps)
         length = max(len(s.token_ids) for s in steps)
-        input_ids, mask, packed = [], [], []
+        input_ids: list[list[int]] = []
+        mask: list[list[int]] = []
+        packed: list[int] = []
         for row, step in enumerate(steps):
             pads = length - len(step.token_ids)
             input_ids.append([pad_token_id] * pads + list(step.token_ids))

@@ -1,7 +1,8 @@
 """Before a model serves: does it run over the paged store, and does it give the same logits there?
 
-A model whose attention cannot be replaced only warns and would then answer wrongly in silence. So two rows of different
-length, padded as a batch is, go through the store and are compared with the model's own dense forward of each row alone.
+A model whose attention cannot be replaced only warns and would then answer wrongly in silence. So two rows of
+different length, padded as a batch is, go through the store and are compared with the model's own dense forward of
+each row alone.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from microbatch_kernels.attention_inputs import AttentionInputs
-from microbatch_kernels.dispatch import AttentionBackend
-from microbatch_kernels.store import KVStore, LayerSpec
 from transformers import DynamicCache
 
 from microbatch.core.plan import SequenceStep
@@ -22,6 +20,9 @@ from microbatch.errors import SetupError
 from microbatch.executor.attention import ATTENTION_NAME, PagedStep, register
 from microbatch.executor.cache import DenseCache, PagedCache
 from microbatch.executor.padding import PaddedBatch
+from microbatch_kernels.attention_inputs import AttentionInputs
+from microbatch_kernels.dispatch import AttentionBackend
+from microbatch_kernels.store import KVStore, LayerSpec
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,8 @@ _HALF_TOLERANCE = 5e-2
 
 @torch.no_grad()
 def layer_specs(model: Any) -> list[LayerSpec]:
-    """Shape and place of every layer's K/V, read off a forward of two tokens. ``SetupError`` if it keeps other state."""
+    """Shape and place of every layer's K/V, read off a forward of two tokens. ``SetupError`` if it keeps other
+    state."""
     cache = DynamicCache(config=model.config)
     model(input_ids=torch.tensor([[1, 2]], device=model.device), cache=cache, use_cache=True)
     specs = []
@@ -50,7 +52,8 @@ def layer_specs(model: Any) -> list[LayerSpec]:
 
 
 def attach(model: Any, specs: Sequence[LayerSpec], backend: AttentionBackend) -> bool:
-    """Make ``model`` attend over the paged store. Returns False when it must keep its own attention over a dense gather.
+    """Make ``model`` attend over the paged store. Returns False when it must keep its own attention over a dense
+    gather.
 
     Raises ``SetupError`` when neither gives the right logits.
     """
@@ -97,9 +100,9 @@ def _problem(
         return f"{type(error).__name__}: {error}"
     if calls != len(specs):
         return f"{calls} of {len(specs)} attention layers went through the store"
-    error = ((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item()
-    if not error <= _TOLERANCE.get(specs[0].dtype, _HALF_TOLERANCE):
-        return f"its logits differ from the dense forward by {error:.1e}"
+    ratio = ((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item()
+    if not ratio <= _TOLERANCE.get(specs[0].dtype, _HALF_TOLERANCE):
+        return f"its logits differ from the dense forward by {ratio:.1e}"
     return None
 
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from microbatch_kernels.attention_inputs import AttentionInputs
-from microbatch_kernels.dispatch import AttentionBackend
-from microbatch_kernels.store import KVStore
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from microbatch.core.plan import SequenceStep, StepPlan, StepResult
@@ -19,6 +16,9 @@ from microbatch.executor.attention import PagedStep
 from microbatch.executor.cache import DenseCache, PagedCache
 from microbatch.executor.padding import PaddedBatch, slot
 from microbatch.executor.sampling import SampledTokens, Sampler
+from microbatch_kernels.attention_inputs import AttentionInputs
+from microbatch_kernels.dispatch import AttentionBackend
+from microbatch_kernels.store import KVStore
 
 #: ``generate`` wants a bound; the scheduler ends every sequence long before.
 _UNBOUNDED = 2**20
@@ -26,7 +26,8 @@ _UNBOUNDED = 2**20
 
 @dataclass(frozen=True, slots=True)
 class PagedModel:
-    """A model with the store that holds its K/V. ``dense``: its own attention over a dense gather (see ``DenseCache``)."""
+    """A model with the store that holds its K/V. ``dense``: its own attention over a dense gather (see
+    ``DenseCache``)."""
 
     model: Any
     store: KVStore
@@ -145,7 +146,7 @@ class GenerateRun:
         self._cache.step = PagedStep(store, self._model.backend, inputs, index)
 
 
-class _Choose(LogitsProcessor):  # type: ignore[misc]
+class _Choose(LogitsProcessor):
     """Our sampler in the place of ``generate``'s."""
 
     def __init__(self, run: GenerateRun) -> None:
@@ -155,7 +156,7 @@ class _Choose(LogitsProcessor):  # type: ignore[misc]
         return self._run.choose(scores)
 
 
-class _NextPlan(StoppingCriteria):  # type: ignore[misc]
+class _NextPlan(StoppingCriteria):
     """The point at which ``generate`` waits for the engine between two tokens. It never stops by itself."""
 
     def __init__(self, run: GenerateRun) -> None:

@@ -16,7 +16,8 @@ from microbatch.executor.penalties import LogitAdjustment
 
 @dataclass(slots=True)
 class SampledTokens:
-    """What sampling made of the rows: a token by seq_id, log-probabilities where asked for, errors in a token's place."""
+    """What sampling made of the rows: a token by seq_id, log-probabilities where asked for, errors in a token's
+    place."""
 
     token_ids: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-from microbatch_kernels.dispatch import choose_backend
-from microbatch_kernels.store import KVStore
 from transformers import GenerationConfig
 
 from microbatch.errors import SetupError
@@ -14,6 +13,8 @@ from microbatch.executor.loading import LoadedModel
 from microbatch.executor.memory import default_num_blocks
 from microbatch.executor.probe import attach, layer_specs
 from microbatch.executor.run import PagedModel
+from microbatch_kernels.dispatch import choose_backend
+from microbatch_kernels.store import KVStore
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def serve_with_generate(
     ``num_blocks`` None: what memory allows, on a CPU at most what ``num_tokens`` tokens need. ``SetupError`` when the
     model cannot be served over the store or memory does not suffice.
     """
-    model = loaded.model
+    model: Any = loaded.model
     # Nothing of the model's own defaults (temperature, penalties, lists of bad words) may act beside our sampling.
     model.generation_config = GenerationConfig()
     try:
@@ -41,8 +42,6 @@ def serve_with_generate(
     logger.info("K/V store: %d blocks of %d tokens, %d bytes a token", blocks, block_size, store.bytes_per_token)
     logger.info("attention: %s", f"paged, {chosen}" if paged else "the model's own, over a dense gather")
     vocab_size = model.get_input_embeddings().weight.shape[0]
-    pad = loaded.tokenizer.pad_token_id
-    ends = sorted(loaded.eos_token_ids)
-    pad_token_id = pad if pad is not None else (ends[0] if ends else 0)
-    ready = PagedModel(model, store, backend, loaded.device, vocab_size, pad_token_id, dense=not paged)
+    # Never stored and never attended to, so any id will do.
+    ready = PagedModel(model, store, backend, loaded.device, vocab_size, pad_token_id=0, dense=not paged)
     return GenerateExecutor(ready, loaded.eos_token_ids), blocks

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from microbatch_kernels.manager import PagedKVManager
-
 from microbatch.core.policies import SerialPolicy, WindowPolicy
 from microbatch.core.policy import Policy
 from microbatch.core.request import Request, SamplingParams
 from microbatch.core.scheduler import Scheduler
 from microbatch.core.sequence import Sequence
+from microbatch_kernels.manager import PagedKVManager
 
 EOS = 2
 
@@ -27,7 +26,12 @@ def serial(**options: Any) -> Scheduler:
 
 
 def request(
-    name: str, prompt: int | list[int] = 5, arrival: float = 0.0, *, options: dict[str, Any] | None = None, **params: Any
+    name: str,
+    prompt: int | list[int] = 5,
+    arrival: float = 0.0,
+    *,
+    options: dict[str, Any] | None = None,
+    **params: Any,
 ) -> Request:
     ids = tuple(prompt) if isinstance(prompt, list) else tuple(10 + i % 7 for i in range(prompt))
     return Request(name, ids, SamplingParams(**{"max_tokens": 8, **params}), arrival, **(options or {}))

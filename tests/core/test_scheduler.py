@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from microbatch.core.plan import StepPlan, StepResult, TokenLogprobs
@@ -38,7 +40,10 @@ def test_the_first_plan_feeds_prompts_the_next_ones_single_tokens() -> None:
     add(s, request("a", 5))
     add(s, request("b", 3))
     plan = step(s, 9)
-    assert [(q.seq_id, q.start, len(q.token_ids), len(q.block_ids)) for q in plan.sequences] == [(0, 0, 5, 2), (1, 0, 3, 1)]
+    assert [(q.seq_id, q.start, len(q.token_ids), len(q.block_ids)) for q in plan.sequences] == [
+        (0, 0, 5, 2),
+        (1, 0, 3, 1),
+    ]
     assert [a.seq_id for a in plan.admitted] == [0, 1] and plan.num_rows == 2 and plan.reason == "window"
     assert plan.useful_token_ratio == 8 / 10
     plan = step(s, 9)
@@ -99,7 +104,7 @@ def test_a_new_batch_carries_the_releases_of_the_old_one() -> None:
         ({"stop_token_ids": (8,), "ignore_eos": True}, [EOS, 8], FinishReason.STOP, [EOS]),
     ],
 )
-def test_why_a_sequence_ends(params: dict[str, object], tokens: list[int], reason: FinishReason, shown: list[int]) -> None:
+def test_why_a_sequence_ends(params: dict[str, Any], tokens: list[int], reason: FinishReason, shown: list[int]) -> None:
     s = serial()
     (sequence,) = add(s, request("a", **params))
     seen = []

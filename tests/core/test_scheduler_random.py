@@ -6,8 +6,7 @@ the end every block is free.
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from microbatch.core.plan import SequenceStep
@@ -49,7 +48,11 @@ class Lives(RuleBasedStateMachine):
         self.ends: dict[int, FinishReason] = {}
         self.faulty: set[int] = set()
 
-    @rule(prompt=st.lists(st.sampled_from([5, 6]), min_size=1, max_size=14), tokens=st.integers(1, 16), n=st.integers(1, 2))
+    @rule(
+        prompt=st.lists(st.sampled_from([5, 6]), min_size=1, max_size=14),
+        tokens=st.integers(1, 16),
+        n=st.integers(1, 2),
+    )
     def arrive(self, prompt: list[int], tokens: int, n: int) -> None:
         r = request(f"r{len(self.sequences)}", prompt, self.now, max_tokens=tokens, n=n)
         for sequence in self.scheduler.add(r, seed=1, max_total_tokens=len(prompt) + tokens):

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-from microbatch_kernels.manager import PagedKVManager
-
-from microbatch.core.plan import StepPlan
+from microbatch.core.plan import SequenceStep, StepPlan
 from microbatch.core.policies import make_policy
 from microbatch.engine.client import AsyncEngine
-from microbatch.executor.fake import FakeExecutor
+from microbatch.executor.fake import FakeExecutor, NextToken
 from microbatch.text.bytes_tokenizer import ByteTokenizer
 from microbatch.wiring import assemble
+from microbatch_kernels.manager import PagedKVManager
 
 
-def script(text: str) -> Callable[..., int]:
-    """Says ``text`` after any prompt of one token a letter, then ends."""
-    data = [*text.encode(), 257]
+def script(text: str) -> NextToken:
+    """Says ``text`` after any prompt that ends with '>', one token a letter, then ends."""
+    data: list[int] = [*text.encode(), 257]
 
-    def next_token(context: Any, step: Any) -> int:
-        return data[min(len(context) - script_prompt_length(context), len(data) - 1)]
+    def next_token(context: Sequence[int], step: SequenceStep) -> int:
+        said = len(context) - bytes(context).index(b">") - 1
+        return data[min(said, len(data) - 1)]
 
     return next_token
-
-
-def script_prompt_length(context: list[int]) -> int:
-    """Prompts of scripted tests end with '>'."""
-    return context.index(ord(">")) + 1
 
 
 def make_engine(
@@ -39,7 +35,9 @@ def make_engine(
     **options: Any,
 ) -> AsyncEngine:
     executor = executor or FakeExecutor()
-    arguments = {"max_batch_size": 4, "window_ms": 1} if policy == "window" and policy_args is None else policy_args or {}
+    arguments = (
+        {"max_batch_size": 4, "window_ms": 1} if policy == "window" and policy_args is None else policy_args or {}
+    )
     settings: dict[str, Any] = {"model_name": "fake", "max_model_len": 256, **options}
     return AsyncEngine(
         lambda: assemble(
@@ -52,8 +50,6 @@ class Gate:
     """Holds a fake executor's steps until it is opened; ``plans`` are those that have begun."""
 
     def __init__(self) -> None:
-        import threading
-
         self._open = threading.Event()
         self.entered = threading.Semaphore(0)
 

@@ -126,9 +126,9 @@ async def test_messages_use_the_declared_system_prompt_unless_they_bring_one() -
     async with make_engine(executor, system_prompt="be as brief as you can") as engine:
         held = engine.statistics()
         assert held.num_blocks - held.num_free_blocks == 2
-        plain = [{"role": "user", "content": "hi"}]
-        own = [{"role": "system", "content": "be long"}, *plain]
-        spelled = [{"role": "system", "content": "be as brief as you can"}, *plain]
+        plain: list[dict[str, object]] = [{"role": "user", "content": "hi"}]
+        own: list[dict[str, object]] = [{"role": "system", "content": "be long"}, *plain]
+        spelled: list[dict[str, object]] = [{"role": "system", "content": "be as brief as you can"}, *plain]
         assert await engine.encode_chat(plain) == await engine.encode_chat(spelled)
         assert b"brief" not in bytes(await engine.encode_chat(own))
         out = await engine.generate(messages=plain, params=SamplingParams(max_tokens=2))

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from microbatch_kernels.dispatch import choose_backend
-from microbatch_kernels.manager import PagedKVManager
-from microbatch_kernels.store import KVStore
 
 from microbatch.core.plan import Admitted, StepPlan
 from microbatch.core.policies import WindowPolicy
@@ -19,6 +16,9 @@ from microbatch.errors import OutOfMemoryError, SetupError
 from microbatch.executor.generate import GenerateExecutor
 from microbatch.executor.probe import attach, layer_specs
 from microbatch.executor.run import PagedModel
+from microbatch_kernels.dispatch import choose_backend
+from microbatch_kernels.manager import PagedKVManager
+from microbatch_kernels.store import KVStore
 from tests.executor.tiny import FAMILIES, FOREIGN, VOCAB, greedy_alone, tiny_model
 
 CPU = torch.device("cpu")
@@ -26,7 +26,9 @@ PROMPTS = [[5 + (i * 7 + k) % 80 for i in range(length)] for k, length in enumer
 BLOCK = 4
 
 
-def executor_for(model: Any, num_blocks: int = 128, *, expect_paged: bool = True, backend: str = "torch") -> GenerateExecutor:
+def executor_for(
+    model: Any, num_blocks: int = 128, *, expect_paged: bool = True, backend: str = "torch"
+) -> GenerateExecutor:
     chosen = choose_backend(backend)[1]
     specs = layer_specs(model)
     assert attach(model, specs, chosen) is expect_paged
@@ -115,9 +117,7 @@ def test_seeded_sampling_does_not_depend_on_the_batch_or_on_preemption() -> None
         alone = run(executor, PROMPTS, counts, batch=1, temperature=0.9, top_p=0.9, frequency_penalty=0.5)
         together = run(executor, PROMPTS, counts, batch=5, temperature=0.9, top_p=0.9, frequency_penalty=0.5)
         tight = Scheduler(PagedKVManager(20, BLOCK), WindowPolicy(max_batch_size=5, window_ms=0))
-        preempted = run(
-            executor, PROMPTS, counts, scheduler=tight, temperature=0.9, top_p=0.9, frequency_penalty=0.5
-        )
+        preempted = run(executor, PROMPTS, counts, scheduler=tight, temperature=0.9, top_p=0.9, frequency_penalty=0.5)
         assert tight.counters.num_preemptions > 0
         outputs = [[s.output_token_ids for s in sequences] for sequences in (alone, together, preempted)]
         assert outputs[0] == outputs[1] == outputs[2]
@@ -130,7 +130,9 @@ def test_pads_are_never_stored() -> None:
     store = executor.model.store
     try:
         run(executor, PROMPTS, [4] * 5, batch=5, prefix_cache=False)
-        assert all(pool[0].eq(0).all() for pool in (*store.keys, *store.values)), "something was written to the null block"
+        assert all(
+            pool[0].eq(0).all() for pool in (*store.keys, *store.values)
+        ), "something was written to the null block"
         written = int(store.keys[0].abs().sum((-1, -2)).ne(0).sum())
         assert written == sum(len(p) + 3 for p in PROMPTS), "exactly the tokens fed are stored, one slot each"
     finally:

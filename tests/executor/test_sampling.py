@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from microbatch.core.plan import Admitted
 from microbatch.core.request import SamplingParams
@@ -26,7 +25,8 @@ def allowed(logits: list[float], p: SamplingParams) -> tuple[list[int], list[flo
     order = sorted(range(len(logits)), key=lambda i: -weights[i])
     if p.top_k > 0:
         order = order[: p.top_k]
-    total, mass, kept = sum(weights[i] for i in order), 0.0, []
+    total, mass = sum(weights[i] for i in order), 0.0
+    kept: list[int] = []
     for i in order:
         if mass >= p.top_p * total and kept:
             break
@@ -60,9 +60,8 @@ def test_a_draw_is_among_the_allowed_and_at_its_place(
 
 def test_a_row_is_the_same_in_any_company() -> None:
     torch.manual_seed(1)
-    kinds: list[dict[str, Any]] = [
-        {}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 3, "top_p": 0.5, "temperature": 0.4}, {"top_p": 0.999},
-    ]  # fmt: skip
+    kinds: list[dict[str, Any]] = [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_p": 0.999}]
+    kinds.append({"top_k": 3, "top_p": 0.5, "temperature": 0.4})
     params = [SamplingParams(**{"temperature": 1.0, **k}) for k in kinds]
     logits = torch.randn(len(params), 5000)
     uniforms = [0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
@@ -70,7 +69,9 @@ def test_a_row_is_the_same_in_any_company() -> None:
     for i in range(len(params)):
         assert int(draw(logits[i : i + 1], [params[i]], [uniforms[i]])) == int(together[i])
     back = list(range(len(params)))[::-1]
-    assert draw(logits[back], [params[i] for i in back], [uniforms[i] for i in back]).tolist() == together.tolist()[::-1]
+    assert (
+        draw(logits[back], [params[i] for i in back], [uniforms[i] for i in back]).tolist() == together.tolist()[::-1]
+    )
 
 
 def test_a_flat_distribution_needs_more_than_the_first_candidates() -> None:

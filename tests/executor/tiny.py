@@ -45,7 +45,8 @@ FOREIGN: dict[str, dict[str, Any]] = {
 
 
 def tiny_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of the family with weights that are random, large enough that greedy choices are clear, and repeatable."""
+    """A model of the family with weights that are random, large enough that greedy choices are clear, and
+    repeatable."""
     torch.manual_seed(11)
     config = AutoConfig.for_model(family, **{**FAMILIES, **FOREIGN}[family])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.attention_naive import attention_naive
 from microbatch_kernels.dispatch import BACKENDS, choose_backend
@@ -24,7 +25,12 @@ def error_ratio(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def paged_batch(
-    query_lens: list[int], context_lens: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32
+    query_lens: list[int],
+    context_lens: list[int],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, KVStore, AttentionInputs, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Random K/V of each sequence, scattered over blocks in a random order; also returned densely."""
     torch.manual_seed(0)
@@ -98,8 +104,12 @@ def test_stray_blocks_and_slots_never_show() -> None:
     options = AttentionOptions(0.2)
     backend = choose_backend("torch")[1]
     before = backend(query, store.keys[0], store.values[0], inputs, options)
-    used = {t * 16 + o for row, c in zip(inputs.block_tables.tolist(), (21, 9), strict=True)
-            for p in range(c) for t, o in [(row[p // 16], p % 16)]}
+    used = {
+        t * 16 + o
+        for row, c in zip(inputs.block_tables.tolist(), (21, 9), strict=True)
+        for p in range(c)
+        for t, o in [(row[p // 16], p % 16)]
+    }
     free = torch.tensor([s for s in range((store.num_blocks + 1) * 16) if s not in used])
     for pool in (*store.keys, *store.values):
         pool.flatten(0, 1)[free] = 1e4

@@ -12,7 +12,8 @@ from microbatch.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class WindowPolicy:
-    """The window belongs to the oldest waiting sequence: later arrivals never restart it, a running batch does not delay it.
+    """The window belongs to the oldest waiting sequence: later arrivals never restart it, a running batch does not
+    delay it.
 
     A sequence that waited through the run of another batch has spent its window there and goes at once.
     """
