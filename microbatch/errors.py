@@ -7,7 +7,7 @@ and nothing else knows HTTP:
       + InvalidRequestError              400 invalid_request_error
         - ContextLengthError             400 invalid_request_error, code context_length_exceeded
         - UnsupportedError               400 invalid_request_error, code unsupported_value
-      + AuthenticationError              401 authentication_error
+      + AuthenticationError              401 authentication_error, code invalid_api_key
       + NotFoundError                    404 not_found_error
         - ModelNotFoundError             404 not_found_error, code model_not_found
       + PayloadTooLargeError             413 invalid_request_error, code payload_too_large
@@ -16,7 +16,7 @@ and nothing else knows HTTP:
         - DrainingError                  503 service_unavailable, code draining
         - EngineDeadError                503 service_unavailable, code engine_dead
         - OutOfMemoryError               503 service_unavailable, code out_of_memory
-      + DeadlineError                    504 timeout_error
+      + DeadlineError                    504 timeout_error, code request_timeout
         - QueueDeadlineError             503 timeout_error, code queue_timeout (retry_after)
       + ExecutionError                   500 internal_error, code execution_failed
       + SetupError                       (never over HTTP) a wrong flag, a missing model, a taken port

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
@@ -21,6 +21,7 @@ from microbatch.engine.stream import RequestStream
 from microbatch.errors import ContextLengthError, InvalidRequestError, SetupError, UnavailableError
 
 Message = dict[str, object]
+EngineT = TypeVar("EngineT", bound="AsyncEngine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class AsyncEngine:
             await self._parts.loop.stop()
             await asyncio.shield(self._task)
 
-    async def __aenter__(self) -> AsyncEngine:
+    async def __aenter__(self: EngineT) -> EngineT:
         await self.start()
         return self
 

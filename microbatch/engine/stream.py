@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
 from types import TracebackType
 
 import anyio
 
-from microbatch.core.plan import Delta, TokenLogprobs
+from microbatch.core.plan import Delta
 from microbatch.core.ports import Detokenizer
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.sequence import Sequence
@@ -34,8 +33,8 @@ class RequestStream:
         self._detokenizers = detokenizers
         self._abort = abort
         self._clock = clock
-        self._unread: dict[int, ChoiceDelta] = {}
-        self._order: deque[int] = deque()
+        self._unread: dict[int, list[ChoiceDelta]] = {}
+        self._wait_for_end = False
         self._open = set(range(request.params.n))
         self._error: Exception | None = None
         self._news = anyio.Event()
@@ -108,8 +107,9 @@ class RequestStream:
 
     async def __aiter__(self) -> AsyncIterator[ChoiceDelta]:
         while True:
-            while self._order:
-                yield self._unread.pop(self._order.popleft())
+            while self._unread:
+                index = next(iter(self._unread))
+                yield _merge(self._unread.pop(index))
             if not self._open:
                 break
             self._news = anyio.Event()
@@ -119,10 +119,11 @@ class RequestStream:
 
     async def collect(self) -> RequestOutput:
         """Read to the end and return the whole answer; raises the error of the request, if any."""
+        self._wait_for_end = True
         parts: dict[int, list[ChoiceDelta]] = {i: [] for i in range(self.request.params.n)}
         async for delta in self:
             parts[delta.index].append(delta)
-        choices = tuple(_join(index, deltas) for index, deltas in parts.items())
+        choices = tuple(_choice(_merge(deltas or [ChoiceDelta(index, "")])) for index, deltas in parts.items())
         return RequestOutput(self.request_id, choices, self.usage(), self.timings())
 
     async def __aenter__(self) -> RequestStream:
@@ -134,13 +135,9 @@ class RequestStream:
         self.abort()
 
     def _enqueue(self, delta: ChoiceDelta) -> None:
-        waiting = self._unread.get(delta.index)
-        if waiting is None:
-            self._order.append(delta.index)
-            self._unread[delta.index] = delta
-        else:
-            self._unread[delta.index] = _merge(waiting, delta)
-        self._news.set()
+        self._unread.setdefault(delta.index, []).append(delta)
+        if not self._wait_for_end:  # a reader who wants the whole answer is not woken for each token
+            self._news.set()
 
     def _close(self, index: int, error: Exception | None) -> None:
         self._open.discard(index)
@@ -154,17 +151,18 @@ class RequestStream:
         return f"<RequestStream {self.request_id} open={sorted(self._open)} unread={len(self._unread)}>"
 
 
-def _merge(a: ChoiceDelta, b: ChoiceDelta) -> ChoiceDelta:
-    logprobs: tuple[TokenLogprobs, ...] | None = (a.logprobs or ()) + (b.logprobs or ()) or None
-    return ChoiceDelta(a.index, a.text + b.text, a.token_ids + b.token_ids, logprobs, b.finish_reason)
-
-
-def _join(index: int, deltas: SequenceABC[ChoiceDelta]) -> Choice:
-    logprobs = tuple(lp for d in deltas for lp in d.logprobs or ())
-    return Choice(
-        index=index,
+def _merge(deltas: SequenceABC[ChoiceDelta]) -> ChoiceDelta:
+    if len(deltas) == 1:
+        return deltas[0]
+    return ChoiceDelta(
+        index=deltas[0].index,
         text="".join(d.text for d in deltas),
         token_ids=tuple(t for d in deltas for t in d.token_ids),
-        finish_reason=next((d.finish_reason for d in deltas if d.finish_reason), FinishReason.ERROR),
-        logprobs=logprobs or None,
+        logprobs=tuple(lp for d in deltas for lp in d.logprobs or ()) or None,
+        finish_reason=deltas[-1].finish_reason,
     )
+
+
+def _choice(whole: ChoiceDelta) -> Choice:
+    reason = whole.finish_reason or FinishReason.ERROR
+    return Choice(whole.index, whole.text, whole.token_ids, reason, whole.logprobs)

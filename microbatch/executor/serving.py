@@ -35,7 +35,7 @@ def serve_with_generate(
     except ValueError as error:
         raise SetupError(str(error)) from None
     specs = layer_specs(model)
-    paged = attach(model, specs, backend)
+    paged = attach(model, specs, backend, quantized=loaded.quantization != "none")
     bytes_per_block = block_size * sum(s.bytes_per_token for s in specs)
     blocks = num_blocks or default_num_blocks(bytes_per_block, loaded.device, -(-num_tokens // block_size))
     store = KVStore(specs, blocks, block_size)

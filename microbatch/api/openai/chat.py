@@ -33,11 +33,11 @@ class ChatCompletions:
         """Check everything, render the conversation by the model's template, then submit."""
         check_accepting(self._engine)
         body = parse_body(await request.body(), ChatRequest, UNSUPPORTED_CHAT)
-        self._models.check(body.model)
+        model = self._models.resolve(body.model)
         refuse_tools_and_formats(body)
         params = chat_params(body)
         encoded = await self._engine.encode_chat(read_messages(body.messages))
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        envelope = Envelope("chatcmpl", "chat.completion", body.model, include_usage)
+        envelope = Envelope("chatcmpl", "chat.completion", model, include_usage)
         renderer = ChatRenderer(envelope, self._engine.tokenizer, params)
         return await serve(request, self._engine, body, [encoded], params, renderer)

@@ -33,7 +33,7 @@ class Completions:
         """Check everything, then submit."""
         check_accepting(self._engine)
         body = parse_body(await request.body(), CompletionRequest, UNSUPPORTED_COMPLETION)
-        self._models.check(body.model)
+        model = self._models.resolve(body.model)
         params = completion_params(body)
         tokenizer = self._engine.tokenizer
         prompts = read_prompts(
@@ -42,6 +42,6 @@ class Completions:
         encoded = await encode_prompts(self._engine, prompts)
         echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if body.echo else None
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        envelope = Envelope("cmpl", "text_completion", body.model, include_usage)
+        envelope = Envelope("cmpl", "text_completion", model, include_usage)
         renderer = CompletionRenderer(envelope, tokenizer, params, echoes)
         return await serve(request, self._engine, body, encoded, params, renderer)

@@ -27,11 +27,14 @@ class ServedModels:
         """All names, the main one first."""
         return self._names or (self.engine.model_name,)
 
-    def check(self, name: str) -> None:
-        """Raise ``ModelNotFoundError`` unless ``name`` is served."""
+    def resolve(self, name: str | None) -> str:
+        """The name as given, the main one for None. Raises ``ModelNotFoundError`` unless it is served."""
+        if name is None:
+            return self.names[0]
         if name not in self.names:
             served = ", ".join(repr(known) for known in self.names)
             raise ModelNotFoundError(f"the model {quote(name)} is not served here; served: {served}", param="model")
+        return name
 
     def card(self, name: str) -> dict[str, object]:
         """What the API tells of a model; ``max_model_len`` bounds prompt and answer together, in tokens."""
@@ -62,5 +65,5 @@ class Models:
         """One name, or 404."""
         name = request.path_params["id"]
         card = self._models.card(name)  # first: before the engine has started, 503 is right and 404 is not
-        self._models.check(name)
+        self._models.resolve(name)
         return json_response(card)

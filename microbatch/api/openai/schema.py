@@ -40,9 +40,10 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(Struct, kw_only=True):
-    """What both endpoints share. Null is as good as absent. ``user`` to ``parallel_tool_calls`` change no answer."""
+    """What both endpoints share. Null is as good as absent; without ``model`` the served one answers. ``user`` to
+    ``parallel_tool_calls`` change no answer."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Final
 
@@ -22,6 +23,11 @@ def make_policy(name: str, arguments: Mapping[str, float | int | str]) -> Policy
     """Build a policy by name; an unknown name or argument raises ``SetupError`` with the known ones."""
     if name not in POLICIES:
         raise SetupError(f"unknown policy {name!r}; known: {', '.join(sorted(POLICIES))}")
+    known = inspect.signature(POLICIES[name]).parameters
+    for argument in arguments:
+        if argument not in known:
+            takes = ", ".join(known) or "none"
+            raise SetupError(f"policy {name!r} has no argument {argument!r}; it takes: {takes}")
     try:
         return POLICIES[name](**arguments)
     except TypeError as error:
