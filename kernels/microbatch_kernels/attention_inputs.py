@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from microbatch_kernels.metadata import PackedMetadata
+
 
 @dataclass(slots=True)
 class AttentionInputs:
@@ -26,26 +28,15 @@ class AttentionInputs:
 
     @classmethod
     def build(
-        cls,
-        query_lens: Sequence[int],
-        context_lens: Sequence[int],
-        block_tables: Sequence[Sequence[int]],
-        block_size: int,
-        device: torch.device,
+        cls, rows: Sequence[tuple[Sequence[int], int, int]], block_size: int, device: torch.device
     ) -> AttentionInputs:
-        """From block tables as lists of ids, each long enough for its context."""
-        width = max((-(-c // block_size) for c in context_lens), default=0)
-        padded = [list(t[:width]) + [0] * (width - len(t)) for t in block_tables]
-        slots = [
-            table[p // block_size] * block_size + p % block_size
-            for table, new, context in zip(block_tables, query_lens, context_lens, strict=True)
-            for p in range(context - new, context)
-        ]
+        """From (block_ids, start, count) of each sequence, as ``PackedMetadata.build`` takes them."""
+        packed = PackedMetadata.build(rows, block_size)
         return cls(
-            tuple(query_lens),
-            tuple(context_lens),
-            torch.tensor(padded, dtype=torch.int64).view(len(padded), width).to(device),
-            torch.tensor(slots, dtype=torch.int64).to(device),
+            tuple(packed.query_lens),
+            tuple(packed.context_lens),
+            torch.tensor(packed.block_tables, dtype=torch.int64).to(device),
+            torch.tensor(packed.slot_mapping, dtype=torch.int64).to(device),
         )
 
     @property

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from microbatch.core.plan import SequenceStep
+from microbatch_kernels.metadata import slot_mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,6 @@ class PaddedBatch:
         """The slot of every column of the mask, 0 for padding; for the dense gather."""
         rows = []
         for step, mask in zip(steps, self.attention_mask, strict=True):
-            positions = iter(range(step.start + len(step.token_ids)))
-            rows.append([slot(step.block_ids, next(positions), block_size) if m else 0 for m in mask])
+            slots = iter(slot_mapping(step.block_ids, 0, step.start + len(step.token_ids), block_size))
+            rows.append([next(slots) if m else 0 for m in mask])
         return rows
-
-
-def slot(block_ids: Sequence[int], position: int, block_size: int) -> int:
-    """The slot that holds a position of a sequence."""
-    return block_ids[position // block_size] * block_size + position % block_size

@@ -123,9 +123,7 @@ def _paged_logits(
     steps = [_step(index, row) for index, row in enumerate(rows)]
     batch = PaddedBatch.build(steps, pad_token_id=0)
     cache = cache_class(len(specs), 0)
-    inputs = AttentionInputs.build(
-        [len(r) for r in rows], [len(r) for r in rows], [s.block_ids for s in steps], _BLOCK_SIZE, model.device
-    )
+    inputs = AttentionInputs.build([(s.block_ids, 0, len(s.token_ids)) for s in steps], _BLOCK_SIZE, model.device)
     packed = None if batch.packed is None else torch.tensor(batch.packed, device=model.device)
     cache.step = PagedStep(store, backend, inputs, packed)
     if isinstance(cache, DenseCache):

@@ -14,10 +14,11 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from microbatch.core.plan import SequenceStep, StepPlan, StepResult
 from microbatch.executor.attention import PagedStep
 from microbatch.executor.cache import DenseCache, PagedCache
-from microbatch.executor.padding import PaddedBatch, slot
+from microbatch.executor.padding import PaddedBatch
 from microbatch.executor.sampling import SampledTokens, Sampler
 from microbatch_kernels.attention_inputs import AttentionInputs
 from microbatch_kernels.dispatch import AttentionBackend
+from microbatch_kernels.metadata import slot_mapping
 from microbatch_kernels.store import KVStore
 
 #: ``generate`` wants a bound; the scheduler ends every sequence long before.
@@ -130,18 +131,13 @@ class GenerateRun:
         if isinstance(self._cache, DenseCache):
             column = torch.zeros(len(self._rows), 1, dtype=torch.int64)
             for row, step in zip(rows, plan.sequences, strict=True):
-                column[row] = slot(step.block_ids, step.start, self._model.store.block_size)
+                column[row] = slot_mapping(step.block_ids, step.start, 1, self._model.store.block_size)[0]
             self._cache.slots = torch.cat([self._cache.slots, column.to(self._cache.slots.device)], dim=1)
 
     def _prepare(self, steps: Sequence[SequenceStep], packed: list[int] | None) -> None:
         store, device = self._model.store, self._model.device
-        inputs = AttentionInputs.build(
-            [len(s.token_ids) for s in steps],
-            [s.start + len(s.token_ids) for s in steps],
-            [s.block_ids for s in steps],
-            store.block_size,
-            device,
-        )
+        rows = [(s.block_ids, s.start, len(s.token_ids)) for s in steps]
+        inputs = AttentionInputs.build(rows, store.block_size, device)
         index = None if packed is None else torch.tensor(packed, dtype=torch.int64, device=device)
         self._cache.step = PagedStep(store, self._model.backend, inputs, index)
 

@@ -45,8 +45,9 @@ def paged_batch(
         slots = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(context)])
         store.write(0, keys, values, slots)
         dense.append((keys, values))
+    rows = [(table, c - n, n) for table, c, n in zip(tables, context_lens, query_lens, strict=True)]
     query = torch.randn(sum(query_lens), heads, dim).to(dtype)
-    return query, store, AttentionInputs.build(query_lens, context_lens, tables, block_size, CPU), dense
+    return query, store, AttentionInputs.build(rows, block_size, CPU), dense
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))

@@ -1,0 +1,267 @@
+"""The ledger of the paged K/V store: which blocks belong to which sequence, and what they share.
+
+It moves no byte. Its owner computes K/V into the blocks it is given, says so with ``commit``, and makes the copies that
+``take_copies`` asks for. What keeps shared content safe: a block is matched only after it is full and committed, it is
+never written again, and ``allocate``, which comes before every write, replaces what others can see by a copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from microbatch_kernels.cached_pool import CachedBlockPool
+from microbatch_kernels.metadata import num_blocks_for
+
+
+class KVStatistics(NamedTuple):
+    """State and history of a manager."""
+
+    #: Blocks that can be handed out.
+    num_blocks: int
+    #: Blocks that nothing references, cached ones included.
+    num_free_blocks: int
+    #: Blocks with known content, referenced or not.
+    num_cached_blocks: int
+    #: Blocks that pinned prefixes hold.
+    num_pinned_blocks: int
+    #: Sequences that hold a block table.
+    num_sequences: int
+    #: Cached blocks that were given new content, since the start.
+    num_evictions: int
+    #: Blocks copied on write, since the start.
+    num_copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """A declared prefix whose blocks stay until it is unpinned. ``num_tokens`` counts its full blocks only."""
+
+    prefix_id: int
+    num_tokens: int
+    block_ids: tuple[int, ...]
+    salt: str
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks of one sequence. The first ``num_full`` are written and committed: they never change again."""
+
+    block_ids: list[int]
+    num_full: int
+    salt: str
+
+
+class PagedKVManager:
+    """Blocks 1 to ``num_blocks`` of ``block_size`` token slots each. Not thread-safe: one owner calls it.
+
+    ``prefix_cache=False``: sequences share nothing but pinned prefixes, and a freed block is forgotten at once.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16, *, prefix_cache: bool = True) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, not {block_size}")
+        self._block_size = block_size
+        self._pool = CachedBlockPool(num_blocks, block_size, keep=prefix_cache)
+        self._tables: dict[int, BlockTable] = {}
+        self._pins: dict[int, PinnedPrefix] = {}
+        self._copies: list[tuple[int, int]] = []
+        self._next_prefix_id = 0
+        self._num_copies = 0
+
+    # ---- facts
+
+    @property
+    def block_size(self) -> int:
+        """Token slots in a block."""
+        return self._block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that can be handed out (the null block not counted)."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that nothing references, cached ones included."""
+        return self._pool.num_free
+
+    def blocks_needed(self, num_tokens: int) -> int:
+        """Blocks that hold ``num_tokens`` tokens."""
+        return num_blocks_for(num_tokens, self._block_size)
+
+    def block_ids(self, seq_id: int) -> tuple[int, ...]:
+        """The block table of a sequence, in order; ``KeyError`` when it has none."""
+        return tuple(self._tables[seq_id].block_ids)
+
+    def match_prefix(self, token_ids: Sequence[int], salt: str = "") -> int:
+        """Number of leading tokens whose K/V is cached, a multiple of ``block_size``. Changes nothing.
+
+        At least one token is left to compute, so the result is below ``len(token_ids)``. Valid until the next call that
+        changes the manager.
+        """
+        return len(self._pool.match(token_ids, salt)) * self._block_size
+
+    def max_num_tokens(self, token_ids: Sequence[int] = (), salt: str = "") -> int:
+        """The most tokens that a sequence with this prompt can hold when it is alone: all but the pins of others.
+
+        Valid until the next ``pin`` or ``unpin``. A request that needs more can never run.
+        """
+        shared = len(self._pool.match(token_ids, salt, pinned_only=True))
+        return (self.num_blocks - self._num_pinned_blocks() + shared) * self._block_size
+
+    def statistics(self) -> KVStatistics:
+        """Counts of now and since the start."""
+        return KVStatistics(
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
+            num_cached_blocks=self._pool.num_cached,
+            num_pinned_blocks=self._num_pinned_blocks(),
+            num_sequences=len(self._tables),
+            num_evictions=self._pool.num_evictions,
+            num_copies=self._num_copies,
+        )
+
+    # ---- the life of a block table
+
+    def begin(self, seq_id: int, token_ids: Sequence[int], num_tokens: int, salt: str = "") -> int | None:
+        """Give a new sequence a block table for ``num_tokens`` tokens, its cached prefix shared, the rest fresh.
+
+        All or nothing: returns the number of cached tokens (as ``match_prefix``), or None and changes nothing when too
+        few blocks are free. The table holds the cached prefix even where that is longer than ``num_tokens``.
+        Raises ``ValueError`` when the sequence has a table already.
+        """
+        self._check_new(seq_id)
+        hits = self._pool.match(token_ids, salt)
+        num_fresh = max(0, self.blocks_needed(num_tokens) - len(hits))
+        # A hit that nobody holds is in the free queue: sharing it uses up a free block too.
+        num_revived = sum(self._pool.ref_count(block_id) == 0 for block_id in hits)
+        if num_fresh + num_revived > self.num_free_blocks:
+            return None
+        self._pool.share(hits)
+        self._tables[seq_id] = BlockTable(hits + self._pool.take(num_fresh), len(hits), salt)
+        return len(hits) * self._block_size
+
+    def allocate(self, seq_id: int, num_tokens: int) -> bool:
+        """Make a table ready for writing up to position ``num_tokens`` - 1. All or nothing; False changes nothing.
+
+        It grows where it is too short, and never shrinks. Blocks that are not full yet and that others can see are
+        replaced by copies (``take_copies``). Call it before each step that writes. Raises ``KeyError`` without a table.
+        """
+        table = self._tables[seq_id]
+        end = self.blocks_needed(num_tokens)
+        num_fresh = max(0, end - len(table.block_ids))
+        written = range(table.num_full, min(end, len(table.block_ids)))
+        seen = [index for index in written if self._pool.is_seen(table.block_ids[index])]
+        if num_fresh + len(seen) > self.num_free_blocks:
+            return False
+        for index in seen:
+            self._copy_on_write(table, index)
+        table.block_ids += self._pool.take(num_fresh)
+        return True
+
+    def commit(self, seq_id: int, token_ids: Sequence[int], num_computed_tokens: int) -> None:
+        """K/V of the first ``num_computed_tokens`` tokens is written: full blocks among them become shareable.
+
+        Reads ``token_ids`` only where blocks have become full since the last call. Raises ``ValueError`` and changes
+        nothing when the table or ``token_ids`` is shorter than what is said to be computed.
+        """
+        table, size = self._tables[seq_id], self._block_size
+        if num_computed_tokens > min(len(token_ids), len(table.block_ids) * size):
+            raise ValueError(
+                f"sequence {seq_id}: {num_computed_tokens} tokens computed, {len(token_ids)} given,"
+                f" {len(table.block_ids)} blocks of {size} held"
+            )
+        for index in range(table.num_full, num_computed_tokens // size):
+            parent = table.block_ids[index - 1] if index else None
+            content = tuple(token_ids[index * size : (index + 1) * size])
+            self._pool.fill(table.block_ids[index], parent, content, table.salt)
+            table.num_full = index + 1
+
+    def fork(self, parent_seq_id: int, child_seq_id: int) -> None:
+        """Give a new sequence the block table of another, every block shared. Costs no block.
+
+        Before either of them writes, ``allocate`` must be called for it; a shared block that is not full is copied
+        then. Raises ``KeyError`` when the parent has no table, ``ValueError`` when the child has one already.
+        """
+        self._check_new(child_seq_id)
+        parent = self._tables[parent_seq_id]
+        self._pool.share(parent.block_ids)
+        self._tables[child_seq_id] = BlockTable(list(parent.block_ids), parent.num_full, parent.salt)
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """The copies (source block, target block) that ``allocate`` has called for since the last call.
+
+        They belong to the next plan: make them in this order, and before anything of that plan is written. All of them,
+        even when the sequence has left since: a later copy may read the target of an earlier one.
+        """
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    def free(self, seq_id: int) -> None:
+        """Give back every block of a sequence. Shared ones stay until their last reference is gone.
+
+        Raises ``KeyError`` when it holds none, so that nothing is freed twice.
+        """
+        self._pool.release(self._tables.pop(seq_id).block_ids)
+
+    # ---- declared prefixes
+
+    def pin(self, token_ids: Sequence[int], salt: str = "") -> PinnedPrefix:
+        """Keep the full blocks of a prefix, and match them even with ``prefix_cache=False``, until ``unpin``.
+
+        They must be cached: run a sequence over the prefix, ``commit``, ``pin``, and ``free`` the sequence only then.
+        Raises ``LookupError`` and changes nothing when one is missing. A prefix may be pinned more than once.
+        """
+        block_ids = tuple(self._pool.find(token_ids, salt))
+        self._pool.pin(block_ids)
+        pin = PinnedPrefix(self._next_prefix_id, len(block_ids) * self._block_size, block_ids, salt)
+        self._next_prefix_id += 1
+        self._pins[pin.prefix_id] = pin
+        return pin
+
+    def unpin(self, pin: PinnedPrefix) -> None:
+        """Let a pinned prefix go. Sequences that use it keep it. Raises ``KeyError`` when it is not pinned."""
+        del self._pins[pin.prefix_id]
+        self._pool.unpin(pin.block_ids)
+
+    # ---- checks
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when the books do not balance."""
+        self._pool.check_integrity()
+        blocks = range(self.num_blocks + 1)
+        pins = Counter(block_id for pin in self._pins.values() for block_id in pin.block_ids)
+        held = pins + Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
+        assert all(self._pool.ref_count(b) == held[b] for b in blocks), f"references differ from holders: {held}"
+        assert all(self._pool.num_pins(b) == pins[b] for b in pins), f"pins differ from pinned prefixes: {pins}"
+        for table in self._tables.values():
+            assert table.num_full <= len(table.block_ids), f"{table!r} has more full blocks than blocks"
+            self._pool.check_chain(table.block_ids[: table.num_full], table.salt)
+        for pin in self._pins.values():
+            self._pool.check_chain(pin.block_ids, pin.salt)
+
+    def __repr__(self) -> str:
+        used, s = self.num_blocks - self.num_free_blocks, self.statistics()
+        return (
+            f"<PagedKVManager blocks={used}/{s.num_blocks} cached={s.num_cached_blocks}"
+            f" pinned={s.num_pinned_blocks} sequences={s.num_sequences}>"
+        )
+
+    # ---- inside
+
+    def _check_new(self, seq_id: int) -> None:
+        if seq_id in self._tables:
+            raise ValueError(f"sequence {seq_id} has a block table already")
+
+    def _num_pinned_blocks(self) -> int:
+        return len({block_id for pin in self._pins.values() for block_id in pin.block_ids})
+
+    def _copy_on_write(self, table: BlockTable, index: int) -> None:
+        source, target = table.block_ids[index], self._pool.take(1)[0]
+        table.block_ids[index] = target
+        self._pool.release((source,))
+        self._copies.append((source, target))
+        self._num_copies += 1
