@@ -107,19 +107,22 @@ class EngineCore:
             if stopped:
                 self.scheduler.finish(sequence, FinishReason.STOP, now)
             if sequence.finished:
-                self._forget(sequence, stream)
+                self._forget(sequence.seq_id)
+                if stream.finished:
+                    self._record(sequence, stream)
 
     def _give_up(self, sequence: Sequence, stream: RequestStream, error: Exception, now: float) -> None:
         stream.fail(ExecutionError(f"the answer could not be turned into text: {error}"))
         self.scheduler.abort(sequence.request.request_id, now)
         for seq_id in [i for i, (_, s) in self._live.items() if s is stream]:
-            self._forget(self._live[seq_id][0], stream)
+            self._forget(seq_id)
+        self._record(sequence, stream)
 
-    def _forget(self, sequence: Sequence, stream: RequestStream) -> None:
-        del self._live[sequence.seq_id]
-        self._last_token.pop(sequence.seq_id, None)
-        if any(s is stream for _, s in self._live.values()):
-            return
+    def _forget(self, seq_id: int) -> None:
+        del self._live[seq_id]
+        self._last_token.pop(seq_id, None)
+
+    def _record(self, sequence: Sequence, stream: RequestStream) -> None:
         reason = FinishReason.ERROR if stream.error is not None else sequence.finish_reason or FinishReason.ERROR
         record = RequestRecord.make(reason, stream.usage(), stream.timings(), stream.request.params.n)
         self.observers.request_finished(record)
