@@ -28,6 +28,9 @@ class EngineCore:
         self._live: dict[int, tuple[Sequence, RequestStream]] = {}
         self._last_token: dict[int, float] = {}
         self._seen = (0, 0, 0)
+        self._batch_began: float | None = None
+        #: How long the last batch that ended has run, in seconds.
+        self.batch_seconds = 0.0
 
     def add(
         self, request: Request, stream: RequestStream, *, seed: int, max_total_tokens: int, pin_prompt: bool = False
@@ -56,6 +59,7 @@ class EngineCore:
         self._report_counters()
         if plan is not None and plan.admitted and plan.run_to_completion:
             self.observers.batch_closed(plan.reason, len(plan.sequences))
+            self._batch_began = now
         return plan
 
     def end_step(self, plan: StepPlan, result: StepResult, now: float) -> None:
@@ -66,11 +70,13 @@ class EngineCore:
             fed = sum(len(s.token_ids) for s in plan.sequences if s.seq_id in entered)
             self.observers.step_done(fed, len(result.token_ids), plan.useful_token_ratio)
         self._dispatch(deltas, now)
+        self._note_end_of_batch(now)
 
     def fail_step(self, error: Exception, now: float) -> None:
         """The step failed as a whole."""
         self._dispatch(self.scheduler.fail(error, now), now)
         self._report_counters()
+        self._note_end_of_batch(now)
 
     def fail_all(self, error: Exception) -> None:
         """The engine is dead: end every stream without asking the scheduler."""
@@ -91,6 +97,10 @@ class EngineCore:
             policy=scheduler.policy.name,
             policy_parameters=scheduler.policy.parameters(),
         )
+
+    def _note_end_of_batch(self, now: float) -> None:
+        if self._batch_began is not None and not self.scheduler.num_running:
+            self.batch_seconds, self._batch_began = now - self._batch_began, None
 
     def _dispatch(self, deltas: list[Delta], now: float) -> None:
         for delta in deltas:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from microbatch.engine.stream import RequestStream
 from microbatch.errors import DrainingError, EngineDeadError, InvalidRequestError, QueueFullError
 
 logger = logging.getLogger(__name__)
+
+_MAX_RETRY_AFTER_S = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,9 @@ class EngineLoop:
             raise EngineDeadError(f"the engine is not running: {reason}")
 
     def _retry_after(self) -> int:
-        """Seconds after which to try again: a batch or two, as far as is known."""
-        return 1
+        """Seconds after which to try again: places become free when the next batch is taken, so as long as the last
+        ran."""
+        return min(_MAX_RETRY_AFTER_S, max(1, math.ceil(self.core.batch_seconds)))
 
     def __repr__(self) -> str:
         return f"<EngineLoop {self.status.state} inbox={self._inbox.qsize()} {self.core!r}>"

@@ -274,8 +274,12 @@ async def test_a_bad_row_fails_alone() -> None:
 
 
 async def test_a_detokenizer_that_raises_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with make_engine(policy_args={"max_batch_size": 2}) as engine:
-        bad, good = engine.submit([65], GREEDY), engine.submit([66], GREEDY)
+    notes = Notes()
+    engine = make_engine(policy_args={"max_batch_size": 3})
+    engine.add_observer(notes)
+    async with engine:
+        both = SamplingParams(temperature=0, max_tokens=40, n=2)
+        bad, good = engine.submit([65], both), engine.submit([66], GREEDY)
 
         def broken(token_id: int) -> str:
             raise ValueError("no text")
@@ -284,6 +288,7 @@ async def test_a_detokenizer_that_raises_fails_its_own_request(monkeypatch: pyte
         with pytest.raises(ExecutionError, match="no text"):
             await bad.collect()
         assert (await good.collect()).text and all_free(engine)
+        assert sorted(r.finish_reason for r in notes.records) == ["error", "length"]
 
 
 async def test_out_of_memory_shrinks_the_batch_and_loses_nothing() -> None:
