@@ -52,7 +52,7 @@ class Checkout:
         command = [str(self.folder / "scripts" / script), *arguments]
         subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         asked = (line for line in self.log.read_text("utf-8").splitlines() if line.startswith("-m pip install"))
-        return [line.removeprefix("-m pip install -q ") for line in asked if "--dry-run" not in line]
+        return [line.removeprefix("-m pip install -qq ") for line in asked if "--dry-run" not in line]
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_install_does_nothing_until_something_changed(checkout: Checkout) -> Non
 
 
 def test_serve_installs_and_hands_its_arguments_on(checkout: Checkout) -> None:
-    checkout.tool(checkout.folder / "venv/bin/microbatch", '#!/bin/sh\necho "-m pip install -q serve: $*" >>"$LOG"\n')
+    checkout.tool(checkout.folder / "venv/bin/microbatch", '#!/bin/sh\necho "-m pip install -qq serve: $*" >>"$LOG"\n')
     assert checkout.run("serve", "model name", "--port", "9", installed=pinned_torch()) == [
         "-c constraints.txt -e .",
         "serve: serve model name --port 9",

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,11 @@ class Running:
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         """Status and parsed body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        response = connection.getresponse()
-        text = response.read().decode()
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read().decode()
         is_json = response.headers.get("content-type", "").startswith("application/json")
         return response.status, json.loads(text) if is_json else text
 
@@ -73,14 +73,14 @@ def running(*flags: str) -> Iterator[Running]:
 
 def stream(server: Running, results: list[str], started: threading.Semaphore, max_tokens: int) -> None:
     """One streamed request, whole; says when its first event is there."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     body = {"prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(body), headers)
-    response = connection.getresponse()
-    first = response.readline().decode()
-    started.release()
-    results.append(first + response.read().decode())
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        first = response.readline().decode()
+        started.release()
+        results.append(first + response.read().decode())
 
 
 def test_it_answers_drains_and_exits_with_0(embedded_model: Path) -> None:

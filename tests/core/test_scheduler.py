@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -306,3 +307,22 @@ def test_abort_all_and_repr() -> None:
     assert repr(s) == "<Scheduler waiting=1 running=2 blocks=4/64>"
     assert len(s.abort_all(1.0, RuntimeError("bye"))) == 3
     assert repr(s.waiting) == "<WaitingQueue 0>" and s.kv.num_free_blocks == 64
+
+
+def test_a_stop_found_outside_ends_a_sequence_once() -> None:
+    s = scheduler()
+    (sequence,) = add(s, request("a"))
+    step(s, 9)
+    s.finish(sequence, FinishReason.STOP, 1.0)
+    s.finish(sequence, FinishReason.ABORT, 2.0)
+    assert (sequence.finish_reason, sequence.finish_time) == (FinishReason.STOP, 1.0)
+    assert s.kv.num_free_blocks == s.kv.num_blocks
+
+
+def test_a_step_that_samples_nothing_only_moves_the_counter() -> None:
+    s = scheduler()
+    (sequence,) = add(s, request("a", 5))
+    plan = plan_of(s)
+    s._plan = replace(plan, sequences=tuple(replace(q, samples=False) for q in plan.sequences))
+    assert s.apply(StepResult(plan.step_id, {}), 1.0) == []
+    assert (sequence.num_computed_tokens, sequence.output_token_ids) == (5, [])
