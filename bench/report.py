@@ -35,7 +35,7 @@ def write(name: str, question: str, results: Mapping[str, Any]) -> Path:
     """Keep a result as ``bench/results/NAME.json`` with what it takes to repeat it; prints the path."""
     report = {
         "question": question,
-        "command": " ".join(["python", "-m", f"bench.{name}", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", f"bench.{name}", *(Path(a).name for a in sys.argv[1:])]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
         "versions": versions(),
