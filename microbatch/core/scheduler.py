@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from microbatch.core.budget import StepLimits, share_tokens
 from microbatch.core.counters import SchedulerCounters
 from microbatch.core.deadline import deadline_error, earliest
 from microbatch.core.plan import Delta, StepPlan, StepResult
@@ -27,7 +28,14 @@ from microbatch.errors import ExecutionError, MicrobatchError, OutOfMemoryError
 class Scheduler:
     """Owns every sequence from ``add`` to its end. Not thread-safe: one owner calls it."""
 
-    def __init__(self, kv: KVManager, policy: Policy, *, eos_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        kv: KVManager,
+        policy: Policy,
+        *,
+        eos_token_ids: Collection[int] = (),
+        max_num_batched_tokens: int = 2048,
+    ) -> None:
         self.kv = kv
         self.policy = policy
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -42,7 +50,7 @@ class Scheduler:
         self._released: list[int] = []
         self._plan: StepPlan | None = None
         self._num_rows = 0
-        self._max_rows: int | None = None
+        self._limits = StepLimits(max_num_batched_tokens)
         self._next_seq_id = 0
         self._next_step_id = 0
 
@@ -89,11 +97,11 @@ class Scheduler:
         self._expire(now)
         admitted: list[Sequence] = []
         reason = ""
-        if self.running:
-            self._grow()
-        if not self.running or not self.policy.run_to_completion:
-            admitted, reason = self._admit(now)
-        plan = self._make_plan(admitted, reason)
+        counts = self._share()
+        crowded = self._grow(counts)
+        if not self.running or not (self.policy.run_to_completion or crowded):
+            admitted, reason = self._admit(counts, now)
+        plan = self._make_plan(counts, admitted, reason)
         self.wake_at = earliest(self.wake_at, self._requests.next_deadline())
         return plan
 
@@ -105,6 +113,8 @@ class Scheduler:
     def apply(self, result: StepResult, now: float) -> list[Delta]:
         """Advance the sequences of the last plan by its result."""
         plan = self._take_plan(result.step_id)
+        if plan.sequences:
+            self._limits.note_success()
         live = {s.seq_id: s for s in self.running}
         deltas = []
         for step in plan.sequences:
@@ -122,15 +132,16 @@ class Scheduler:
     def fail(self, error: Exception, now: float) -> list[Delta]:
         """The last plan failed as a whole.
 
-        Out of memory with company: the batch goes back to the queue and comes again in batches half as large, so that
-        what fits alone is served. Any other fault, or a sequence that does not fit alone, ends the sequences of the
-        plan.
+        Out of memory with company, or with more than one token: the sequences go back to the queue and come again in
+        steps half as large, so that what fits alone is served. Any other fault, or a sequence that does not fit alone,
+        ends the sequences of the plan.
         """
         plan, self._plan = self._plan, None
         steps = {s.seq_id for s in plan.sequences} if plan is not None else set()
         victims = [s for s in self.running if s.seq_id in steps]
-        if isinstance(error, OutOfMemoryError) and len(victims) > 1:
-            self._max_rows = max(1, len(victims) // 2)
+        divisible = len(victims) > 1 or (plan is not None and plan.num_tokens > 1 and not plan.run_to_completion)
+        if isinstance(error, OutOfMemoryError) and victims and divisible:
+            self._limits.shrink(len(victims), plan.num_tokens if plan is not None else 1)
             for sequence in victims:
                 self._preempt(sequence)
             return []
@@ -175,29 +186,45 @@ class Scheduler:
             request_id = sequences[0].request.request_id
             self._deltas += self.abort(request_id, now, deadline_error(sequences, now))
 
-    def _grow(self) -> None:
-        """Give every running sequence room for its newest token, preempting the youngest when blocks run out."""
-        for sequence in list(self.running):
-            while sequence.status is SequenceStatus.RUNNING:
-                if self.kv.allocate(sequence.seq_id, sequence.num_tokens):
-                    break
-                self._preempt(self.running[-1])
+    def _share(self) -> dict[int, int]:
+        """Tokens to feed of each running sequence: all that is not computed, or its share of the token budget."""
+        remaining = [s.num_tokens - s.num_computed_tokens for s in self.running]
+        if not self.policy.run_to_completion:
+            remaining = share_tokens(remaining, self._limits.num_tokens)
+        return {s.seq_id: count for s, count in zip(self.running, remaining, strict=True)}
 
-    def _admit(self, now: float) -> tuple[list[Sequence], str]:
+    def _grow(self, counts: dict[int, int]) -> bool:
+        """Give every running sequence room for what it is fed. When blocks run out, the latest arrivals are preempted;
+        returns whether that happened."""
+        crowded = False
+        for sequence in list(self.running):
+            end = sequence.num_computed_tokens + counts[sequence.seq_id]
+            while sequence.status is SequenceStatus.RUNNING and not self.kv.allocate(sequence.seq_id, end):
+                self._preempt(max(self.running, key=lambda s: (s.arrival_time, s.seq_id)))
+                crowded = True
+        return crowded
+
+    def _admit(self, counts: dict[int, int], now: float) -> tuple[list[Sequence], str]:
+        """Let the policy's choice in as far as blocks, and between steps also tokens, reach; fills in ``counts``."""
         view = SchedulerView(self.waiting.view(), self.num_running, self.draining)
         decision = self.policy.decide(view, now)
         self.wake_at = decision.wake_at
-        wanted = decision.admit if self._max_rows is None else decision.admit[: self._max_rows]
+        wanted = decision.admit[: self._limits.room(self.num_running)]
+        budget = self._limits.num_tokens - sum(counts[s.seq_id] for s in self.running)
         admitted: list[Sequence] = []
         for seq_id in wanted:
             sequence = self.waiting.get(seq_id)
+            if budget <= 0 and not self.policy.run_to_completion:
+                break
             if not self._begin(sequence, now):
                 if not self.running:
                     self._refuse(sequence, now)
                 return admitted, "memory"
+            counts[seq_id] = sequence.num_tokens - sequence.num_computed_tokens
+            if not self.policy.run_to_completion:
+                counts[seq_id] = min(counts[seq_id], budget)
+            budget -= counts[seq_id]
             admitted.append(sequence)
-        if decision.admit:
-            self._max_rows = None
         return admitted, decision.reason if len(wanted) == len(decision.admit) else "memory"
 
     def _begin(self, sequence: Sequence, now: float) -> bool:
@@ -222,14 +249,18 @@ class Scheduler:
         error = ExecutionError(f"the sequence needs {needed} K/V blocks, the store has {total} and cannot free enough")
         self._deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
 
-    def _make_plan(self, admitted: list[Sequence], reason: str) -> StepPlan | None:
+    def _make_plan(self, counts: dict[int, int], admitted: list[Sequence], reason: str) -> StepPlan | None:
         if not self.running and not self._released:
             return None
         if admitted or not self.running:
             self._num_rows = len(self.running)
         plan = StepPlan(
             step_id=self._next_step_id,
-            sequences=tuple(sequence_step(s, self.kv.block_ids(s.seq_id)) for s in self.running),
+            sequences=tuple(
+                sequence_step(s, self.kv.block_ids(s.seq_id), counts[s.seq_id])
+                for s in self.running
+                if counts[s.seq_id]
+            ),
             admitted=tuple(admission(s) for s in admitted),
             released=tuple(self._released),
             run_to_completion=self.policy.run_to_completion,
