@@ -20,6 +20,7 @@ from microbatch.core.ports import KVManager
 from microbatch.core.queue import WaitingQueue
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.requests import RequestTable
+from microbatch.core.residents import Residents
 from microbatch.core.sequence import Sequence, SequenceStatus
 from microbatch.core.stopping import finish_reason, is_end_token
 from microbatch.errors import ExecutionError, MicrobatchError, OutOfMemoryError
@@ -43,11 +44,9 @@ class Scheduler:
         self.draining = False
         self.wake_at: float | None = None
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []
+        self._residents = Residents(kv, self.counters)
         self._requests = RequestTable()
-        self._to_pin: set[str] = set()
         self._deltas: list[Delta] = []
-        self._released: list[int] = []
         self._plan: StepPlan | None = None
         self._num_rows = 0
         self._limits = StepLimits(max_num_batched_tokens)
@@ -68,7 +67,7 @@ class Scheduler:
             self.waiting.add(sequence)
             sequences.append(sequence)
         if pin_prompt:
-            self._to_pin.add(request.request_id)
+            self._residents.pin_prompt(request.request_id)
         self._requests.add(sequences)
         return sequences
 
@@ -98,8 +97,10 @@ class Scheduler:
         admitted: list[Sequence] = []
         reason = ""
         counts = self._share()
-        crowded = self._grow(counts)
-        if not self.running or not (self.policy.run_to_completion or crowded):
+        evicted = self._residents.grow(counts)
+        for sequence in evicted:
+            self.waiting.add(sequence)
+        if not self.running or not (self.policy.run_to_completion or evicted):
             admitted, reason = self._admit(counts, now)
         plan = self._make_plan(counts, admitted, reason)
         self.wake_at = earliest(self.wake_at, self._requests.next_deadline())
@@ -124,7 +125,7 @@ class Scheduler:
             if (problem := result.problem(step)) is not None:
                 deltas.append(self._end(sequence, FinishReason.ERROR, now, ExecutionError(problem)))
                 continue
-            self._computed(sequence, step.start + len(step.token_ids))
+            self._residents.note_computed(sequence, step.start + len(step.token_ids))
             if step.samples:
                 deltas.append(self._advance(sequence, result, now))
         return deltas
@@ -143,11 +144,17 @@ class Scheduler:
         if isinstance(error, OutOfMemoryError) and victims and divisible:
             self._limits.shrink(len(victims), plan.num_tokens if plan is not None else 1)
             for sequence in victims:
-                self._preempt(sequence)
+                self._residents.preempt(sequence)
+                self.waiting.add(sequence)
             return []
         if not isinstance(error, MicrobatchError):
             error = ExecutionError(f"the model failed on the batch of this request: {type(error).__name__}: {error}")
         return [self._end(s, FinishReason.ERROR, now, error) for s in victims]
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that hold blocks, in the order they came in."""
+        return self._residents.sequences
 
     @property
     def num_waiting(self) -> int:
@@ -162,7 +169,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing waits, nothing runs and the executor has been told of every end."""
-        return not self.running and not self.waiting and not self._released
+        return not self.running and not self.waiting and not self._residents.has_released
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when sequences, requests and blocks do not add up."""
@@ -171,9 +178,7 @@ class Scheduler:
         live = {s.seq_id for s in self.waiting} | {s.seq_id for s in self.running}
         known = {s.seq_id for request_id in self._requests for s in self._requests.open_sequences(request_id)}
         assert live == known, f"sequences lost or left over: {live ^ known}"
-        for sequence in self.running:
-            assert sequence.status is SequenceStatus.RUNNING
-            assert self.kv.block_ids(sequence.seq_id), f"{sequence!r} runs without blocks"
+        self._residents.check_integrity()
 
     def __repr__(self) -> str:
         free, total = self.kv.num_free_blocks, self.kv.num_blocks
@@ -193,17 +198,6 @@ class Scheduler:
             remaining = share_tokens(remaining, self._limits.num_tokens)
         return {s.seq_id: count for s, count in zip(self.running, remaining, strict=True)}
 
-    def _grow(self, counts: dict[int, int]) -> bool:
-        """Give every running sequence room for what it is fed. When blocks run out, the latest arrivals are preempted;
-        returns whether that happened."""
-        crowded = False
-        for sequence in list(self.running):
-            end = sequence.num_computed_tokens + counts[sequence.seq_id]
-            while sequence.status is SequenceStatus.RUNNING and not self.kv.allocate(sequence.seq_id, end):
-                self._preempt(max(self.running, key=lambda s: (s.arrival_time, s.seq_id)))
-                crowded = True
-        return crowded
-
     def _admit(self, counts: dict[int, int], now: float) -> tuple[list[Sequence], str]:
         """Let the policy's choice in as far as blocks, and between steps also tokens, reach; fills in ``counts``."""
         view = SchedulerView(self.waiting.view(), self.num_running, self.draining)
@@ -216,10 +210,13 @@ class Scheduler:
             sequence = self.waiting.get(seq_id)
             if budget <= 0 and not self.policy.run_to_completion:
                 break
-            if not self._begin(sequence, now):
+            if self._waits_for_leader(sequence):
+                continue
+            if not self._residents.begin(sequence, now):
                 if not self.running:
                     self._refuse(sequence, now)
                 return admitted, "memory"
+            self.waiting.remove(sequence)
             counts[seq_id] = sequence.num_tokens - sequence.num_computed_tokens
             if not self.policy.run_to_completion:
                 counts[seq_id] = min(counts[seq_id], budget)
@@ -227,21 +224,13 @@ class Scheduler:
             admitted.append(sequence)
         return admitted, decision.reason if len(wanted) == len(decision.admit) else "memory"
 
-    def _begin(self, sequence: Sequence, now: float) -> bool:
-        token_ids = sequence.token_ids()
-        cached = self.kv.begin(sequence.seq_id, token_ids, len(token_ids), sequence.request.cache_salt)
-        if cached is None:
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        """Between steps the choices of a request share the K/V of their prompt: the first one computes it, the others
+        come in when it is there."""
+        if self.policy.run_to_completion or not sequence.index or sequence.num_prompt_tokens <= self.kv.block_size:
             return False
-        self.waiting.remove(sequence)
-        sequence.status = SequenceStatus.RUNNING
-        sequence.num_computed_tokens = cached
-        self.counters.prefix_query_tokens += len(token_ids)
-        self.counters.prefix_hit_tokens += cached
-        if sequence.first_scheduled_time is None:
-            sequence.first_scheduled_time = now
-            sequence.num_cached_tokens = cached
-        self.running.append(sequence)
-        return True
+        leader = self._requests.leader(sequence)
+        return not leader.finished and leader.num_computed_tokens < leader.num_prompt_tokens
 
     def _refuse(self, sequence: Sequence, now: float) -> None:
         """Nothing runs and still it does not fit: it never will, so it must not wait for ever."""
@@ -250,7 +239,7 @@ class Scheduler:
         self._deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
 
     def _make_plan(self, counts: dict[int, int], admitted: list[Sequence], reason: str) -> StepPlan | None:
-        if not self.running and not self._released:
+        if not self.running and not self._residents.has_released:
             return None
         if admitted or not self.running:
             self._num_rows = len(self.running)
@@ -262,13 +251,12 @@ class Scheduler:
                 if counts[s.seq_id]
             ),
             admitted=tuple(admission(s) for s in admitted),
-            released=tuple(self._released),
+            released=self._residents.take_released(),
             run_to_completion=self.policy.run_to_completion,
             num_rows=self._num_rows,
             reason=reason if admitted else "",
         )
         self._next_step_id += 1
-        self._released.clear()
         self._plan = plan
         return plan
 
@@ -279,16 +267,6 @@ class Scheduler:
                 f"result of step {step_id} does not belong to the plan that runs ({plan and plan.step_id})"
             )
         return plan
-
-    def _computed(self, sequence: Sequence, num_tokens: int) -> None:
-        size = self.kv.block_size
-        crossed = num_tokens // size > sequence.num_computed_tokens // size
-        sequence.num_computed_tokens = num_tokens
-        if crossed:
-            self.kv.commit(sequence.seq_id, sequence.token_ids(), num_tokens)
-        if sequence.request.request_id in self._to_pin:
-            self._to_pin.discard(sequence.request.request_id)
-            self.kv.pin(sequence.request.prompt_token_ids, sequence.request.cache_salt)
 
     def _advance(self, sequence: Sequence, result: StepResult, now: float) -> Delta:
         token_id = result.token_ids[sequence.seq_id]
@@ -302,28 +280,14 @@ class Scheduler:
         logprobs = None if hidden else result.logprobs.get(sequence.seq_id)
         return Delta(sequence.seq_id, None if hidden else token_id, logprobs, reason)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue without blocks; what was computed is computed again when it comes back."""
-        self._leave(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
-        self.counters.num_preemptions += 1
-        self.waiting.add(sequence)
-
     def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: Exception | None) -> Delta:
         if sequence.status is SequenceStatus.RUNNING:
-            self._leave(sequence)
+            self._residents.remove(sequence)
         else:
             self.waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.finish_time = now
         if self._requests.note_end(sequence):
-            self._to_pin.discard(sequence.request.request_id)
+            self._residents.forget(sequence.request.request_id)
         return Delta(sequence.seq_id, finish_reason=reason, error=error)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.kv.free(sequence.seq_id)
-        self._released.append(sequence.seq_id)
