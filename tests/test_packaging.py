@@ -150,7 +150,7 @@ def test_wheel_metadata(installed: Path) -> None:
     (found,) = importlib.metadata.distributions(path=[str(installed)])
     assert found.metadata["Name"] == "microbatch"
     assert found.metadata["License-Expression"] == "Apache-2.0"
-    assert found.metadata["Requires-Python"] == ">=3.10"
+    assert found.metadata["Requires-Python"] == ">=3.11"
     assert [(point.name, point.value) for point in found.entry_points] == [("microbatch", "microbatch.cli:main")]
 
 

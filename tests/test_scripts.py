@@ -134,4 +134,4 @@ def test_install_names_what_is_missing(checkout: Checkout) -> None:
         [checkout.folder / "scripts/install"], env={"PATH": str(tools)}, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "scripts/install: needs Python 3.10 or newer on the PATH, found none.\n"
+    assert done.stderr == "scripts/install: needs Python 3.11 or newer on the PATH, found none.\n"
