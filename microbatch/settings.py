@@ -95,6 +95,10 @@ class Settings:
     window_ms: float = _row(
         50.0, "Longest wait of the oldest request for company, in milliseconds.", "MS", minimum=0, maximum=60_000
     )
+    max_num_seqs: int = _row(64, "Most sequences that run at once, policy continuous.", "N", minimum=1)
+    max_num_batched_tokens: int = _row(
+        2048, "Most tokens in a step, policy continuous: long prompts are fed in chunks.", "N", minimum=16
+    )
     max_model_len: int | None = _row(
         None, "Most tokens of prompt and output together, if less than the model's own limit.", "N", minimum=2
     )

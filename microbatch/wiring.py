@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from microbatch.core.policies import WindowPolicy, make_policy
+from microbatch.core.policies import ContinuousPolicy, WindowPolicy, make_policy
 from microbatch.core.policy import Policy
 from microbatch.core.ports import Executor, KVManager, Tokenizer
 from microbatch.core.scheduler import Scheduler
@@ -20,6 +20,7 @@ from microbatch.settings import Settings, make_settings
 
 if TYPE_CHECKING:
     from microbatch.executor.progress import Progress
+    from microbatch.executor.run import PagedModel
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +60,25 @@ def policy_of(settings: Settings) -> Policy:
         policy_args=settings.policy_arguments(),
         max_batch_size=settings.max_batch_size,
         window_ms=settings.window_ms,
+        max_num_seqs=settings.max_num_seqs,
     )
 
 
 def check_settings(
-    *, policy: str, policy_args: Mapping[str, float | int | str], max_batch_size: int, window_ms: float
+    *,
+    policy: str,
+    policy_args: Mapping[str, float | int | str],
+    max_batch_size: int,
+    window_ms: float,
+    max_num_seqs: int,
 ) -> Policy:
-    """As ``policy_of``, from single values. ``policy_args`` go before the two settings of the window policy."""
-    arguments = dict(policy_args)
+    """As ``policy_of``, from single values. ``policy_args`` go before the settings that policies take."""
+    arguments: dict[str, float | int | str] = {}
     if policy == WindowPolicy.name:
-        arguments = {"max_batch_size": max_batch_size, "window_ms": window_ms, **arguments}
-    return make_policy(policy, arguments)
+        arguments = {"max_batch_size": max_batch_size, "window_ms": window_ms}
+    elif policy == ContinuousPolicy.name:
+        arguments = {"max_num_seqs": max_num_seqs}
+    return make_policy(policy, {**arguments, **policy_args})
 
 
 def build_engine(settings: Settings, progress: Progress | None = None) -> EngineParts:
@@ -77,7 +86,7 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
     cannot."""
     from microbatch.executor.loading import ModelSpec, load_model
     from microbatch.executor.progress import silent
-    from microbatch.executor.serving import serve_with_generate
+    from microbatch.executor.serving import put_over_store
     from microbatch.text.tokenizer import HFTokenizer
     from microbatch_kernels.manager import PagedKVManager
 
@@ -87,26 +96,42 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
     limit = settings.max_model_len or loaded.max_model_len
     if limit > loaded.max_model_len:
         raise SetupError(f"max_model_len {limit} is more than the model's context of {loaded.max_model_len} tokens")
-    executor, num_blocks = serve_with_generate(
+    model = put_over_store(
         loaded,
         block_size=settings.block_size,
         num_blocks=settings.kv_blocks,
         num_tokens=limit * max(_FULL_CONTEXTS, settings.max_batch_size),
     )
-    kv = PagedKVManager(num_blocks, settings.block_size, prefix_cache=settings.prefix_cache)
+    kv = PagedKVManager(model.store.num_blocks, settings.block_size, prefix_cache=settings.prefix_cache)
     template = settings.chat_template
     return assemble(
-        executor,
+        make_executor(policy, model, loaded.eos_token_ids),
         kv,
         policy,
-        HFTokenizer(loaded.tokenizer, executor.model.vocab_size, loaded.eos_token_ids, template),
+        HFTokenizer(loaded.tokenizer, model.vocab_size, loaded.eos_token_ids, template),
         model_name=settings.served_model_name[0] if settings.served_model_name else loaded.name,
         max_model_len=limit,
         max_queue=settings.max_queue,
         queue_timeout_s=settings.queue_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         system_prompt=settings.system_prompt,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
     )
+
+
+def make_executor(policy: Policy, model: PagedModel, eos_token_ids: Collection[int]) -> Executor:
+    """``model.generate`` for policies that run to completion, the packed step loop for the others."""
+    from microbatch.executor.generate import GenerateExecutor
+    from microbatch.executor.paged import PagedExecutor
+
+    if policy.run_to_completion:
+        return GenerateExecutor(model, eos_token_ids)
+    if model.dense:
+        raise SetupError(
+            f"policy {policy.name!r} needs a model whose attention can run over the paged store, and that of"
+            f" {type(model.model).__name__} cannot: use --policy window"
+        )
+    return PagedExecutor(model, eos_token_ids)
 
 
 def assemble(
@@ -121,12 +146,15 @@ def assemble(
     queue_timeout_s: float | None = None,
     request_timeout_s: float | None = None,
     system_prompt: str | None = None,
+    max_num_batched_tokens: int = 2048,
 ) -> EngineParts:
     """An engine from ready parts; with a fake executor and tokenizer it needs no model."""
     held = kv.max_num_tokens()
     if held < max_model_len:
         logger.warning("the K/V store holds %d tokens: the context is cut from %d to that", held, max_model_len)
-    scheduler = Scheduler(kv, policy, eos_token_ids=tokenizer.eos_token_ids)
+    scheduler = Scheduler(
+        kv, policy, eos_token_ids=tokenizer.eos_token_ids, max_num_batched_tokens=max_num_batched_tokens
+    )
     return EngineParts(
         loop=EngineLoop(EngineCore(scheduler), executor, max_queue=max_queue),
         tokenizer=tokenizer,

@@ -6,14 +6,15 @@ from microbatch.core.plan import Admitted, SequenceStep
 from microbatch.core.sequence import Sequence
 
 
-def sequence_step(sequence: Sequence, block_ids: tuple[int, ...]) -> SequenceStep:
-    """Feed everything that is not computed yet, and sample one token."""
+def sequence_step(sequence: Sequence, block_ids: tuple[int, ...], count: int) -> SequenceStep:
+    """Feed the next ``count`` tokens, and sample one token when they reach the end."""
     start = sequence.num_computed_tokens
-    if sequence.output_token_ids and start == sequence.num_tokens - 1:
+    samples = start + count == sequence.num_tokens
+    if sequence.output_token_ids and samples and count == 1:
         token_ids: tuple[int, ...] = (sequence.output_token_ids[-1],)  # the common case, without copying the rest
     else:
-        token_ids = sequence.token_ids()[start:]
-    return SequenceStep(sequence.seq_id, token_ids, start, block_ids, True, sequence.params)
+        token_ids = sequence.token_ids()[start : start + count]
+    return SequenceStep(sequence.seq_id, token_ids, start, block_ids, samples, sequence.params)
 
 
 def admission(sequence: Sequence) -> Admitted:

@@ -29,6 +29,10 @@ class RequestTable:
         """The sequences of a request that have not ended; empty when it is unknown."""
         return [s for s in self._sequences.get(request_id, ()) if not s.finished]
 
+    def leader(self, sequence: Sequence) -> Sequence:
+        """The first choice of the sequence's request."""
+        return self._sequences[sequence.request.request_id][0]
+
     def note_end(self, sequence: Sequence) -> bool:
         """One sequence has ended; True when it was the last of its request, which is forgotten then."""
         request_id = sequence.request.request_id

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from microbatch.core.budget import StepLimits, share_tokens
 from microbatch.core.counters import SchedulerCounters
 from microbatch.core.deadline import deadline_error, earliest
 from microbatch.core.plan import Delta, StepPlan, StepResult
@@ -19,6 +20,7 @@ from microbatch.core.ports import KVManager
 from microbatch.core.queue import WaitingQueue
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.requests import RequestTable
+from microbatch.core.residents import Residents
 from microbatch.core.sequence import Sequence, SequenceStatus
 from microbatch.core.stopping import finish_reason, is_end_token
 from microbatch.errors import ExecutionError, MicrobatchError, OutOfMemoryError
@@ -27,7 +29,14 @@ from microbatch.errors import ExecutionError, MicrobatchError, OutOfMemoryError
 class Scheduler:
     """Owns every sequence from ``add`` to its end. Not thread-safe: one owner calls it."""
 
-    def __init__(self, kv: KVManager, policy: Policy, *, eos_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        kv: KVManager,
+        policy: Policy,
+        *,
+        eos_token_ids: Collection[int] = (),
+        max_num_batched_tokens: int = 2048,
+    ) -> None:
         self.kv = kv
         self.policy = policy
         self.eos_token_ids = frozenset(eos_token_ids)
@@ -35,14 +44,12 @@ class Scheduler:
         self.draining = False
         self.wake_at: float | None = None
         self.waiting = WaitingQueue()
-        self.running: list[Sequence] = []
+        self._residents = Residents(kv, self.counters)
         self._requests = RequestTable()
-        self._to_pin: set[str] = set()
         self._deltas: list[Delta] = []
-        self._released: list[int] = []
         self._plan: StepPlan | None = None
         self._num_rows = 0
-        self._max_rows: int | None = None
+        self._limits = StepLimits(max_num_batched_tokens)
         self._next_seq_id = 0
         self._next_step_id = 0
 
@@ -60,7 +67,7 @@ class Scheduler:
             self.waiting.add(sequence)
             sequences.append(sequence)
         if pin_prompt:
-            self._to_pin.add(request.request_id)
+            self._residents.pin_prompt(request.request_id)
         self._requests.add(sequences)
         return sequences
 
@@ -89,11 +96,13 @@ class Scheduler:
         self._expire(now)
         admitted: list[Sequence] = []
         reason = ""
-        if self.running:
-            self._grow()
-        if not self.running or not self.policy.run_to_completion:
-            admitted, reason = self._admit(now)
-        plan = self._make_plan(admitted, reason)
+        counts = self._share()
+        evicted = self._residents.grow(counts)
+        for sequence in evicted:
+            self.waiting.add(sequence)
+        if not self.running or not (self.policy.run_to_completion or evicted):
+            admitted, reason = self._admit(counts, now)
+        plan = self._make_plan(counts, admitted, reason)
         self.wake_at = earliest(self.wake_at, self._requests.next_deadline())
         return plan
 
@@ -105,6 +114,8 @@ class Scheduler:
     def apply(self, result: StepResult, now: float) -> list[Delta]:
         """Advance the sequences of the last plan by its result."""
         plan = self._take_plan(result.step_id)
+        if plan.sequences:
+            self._limits.note_success()
         live = {s.seq_id: s for s in self.running}
         deltas = []
         for step in plan.sequences:
@@ -114,7 +125,7 @@ class Scheduler:
             if (problem := result.problem(step)) is not None:
                 deltas.append(self._end(sequence, FinishReason.ERROR, now, ExecutionError(problem)))
                 continue
-            self._computed(sequence, step.start + len(step.token_ids))
+            self._residents.note_computed(sequence, step.start + len(step.token_ids))
             if step.samples:
                 deltas.append(self._advance(sequence, result, now))
         return deltas
@@ -122,21 +133,28 @@ class Scheduler:
     def fail(self, error: Exception, now: float) -> list[Delta]:
         """The last plan failed as a whole.
 
-        Out of memory with company: the batch goes back to the queue and comes again in batches half as large, so that
-        what fits alone is served. Any other fault, or a sequence that does not fit alone, ends the sequences of the
-        plan.
+        Out of memory with company, or with more than one token: the sequences go back to the queue and come again in
+        steps half as large, so that what fits alone is served. Any other fault, or a sequence that does not fit alone,
+        ends the sequences of the plan.
         """
         plan, self._plan = self._plan, None
         steps = {s.seq_id for s in plan.sequences} if plan is not None else set()
         victims = [s for s in self.running if s.seq_id in steps]
-        if isinstance(error, OutOfMemoryError) and len(victims) > 1:
-            self._max_rows = max(1, len(victims) // 2)
+        divisible = len(victims) > 1 or (plan is not None and plan.num_tokens > 1 and not plan.run_to_completion)
+        if isinstance(error, OutOfMemoryError) and victims and divisible:
+            self._limits.shrink(len(victims), plan.num_tokens if plan is not None else 1)
             for sequence in victims:
-                self._preempt(sequence)
+                self._residents.preempt(sequence)
+                self.waiting.add(sequence)
             return []
         if not isinstance(error, MicrobatchError):
             error = ExecutionError(f"the model failed on the batch of this request: {type(error).__name__}: {error}")
         return [self._end(s, FinishReason.ERROR, now, error) for s in victims]
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences that hold blocks, in the order they came in."""
+        return self._residents.sequences
 
     @property
     def num_waiting(self) -> int:
@@ -151,7 +169,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing waits, nothing runs and the executor has been told of every end."""
-        return not self.running and not self.waiting and not self._released
+        return not self.running and not self.waiting and not self._residents.has_released
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when sequences, requests and blocks do not add up."""
@@ -160,9 +178,7 @@ class Scheduler:
         live = {s.seq_id for s in self.waiting} | {s.seq_id for s in self.running}
         known = {s.seq_id for request_id in self._requests for s in self._requests.open_sequences(request_id)}
         assert live == known, f"sequences lost or left over: {live ^ known}"
-        for sequence in self.running:
-            assert sequence.status is SequenceStatus.RUNNING
-            assert self.kv.block_ids(sequence.seq_id), f"{sequence!r} runs without blocks"
+        self._residents.check_integrity()
 
     def __repr__(self) -> str:
         free, total = self.kv.num_free_blocks, self.kv.num_blocks
@@ -175,46 +191,46 @@ class Scheduler:
             request_id = sequences[0].request.request_id
             self._deltas += self.abort(request_id, now, deadline_error(sequences, now))
 
-    def _grow(self) -> None:
-        """Give every running sequence room for its newest token, preempting the youngest when blocks run out."""
-        for sequence in list(self.running):
-            while sequence.status is SequenceStatus.RUNNING:
-                if self.kv.allocate(sequence.seq_id, sequence.num_tokens):
-                    break
-                self._preempt(self.running[-1])
+    def _share(self) -> dict[int, int]:
+        """Tokens to feed of each running sequence: all that is not computed, or its share of the token budget."""
+        remaining = [s.num_tokens - s.num_computed_tokens for s in self.running]
+        if not self.policy.run_to_completion:
+            remaining = share_tokens(remaining, self._limits.num_tokens)
+        return {s.seq_id: count for s, count in zip(self.running, remaining, strict=True)}
 
-    def _admit(self, now: float) -> tuple[list[Sequence], str]:
+    def _admit(self, counts: dict[int, int], now: float) -> tuple[list[Sequence], str]:
+        """Let the policy's choice in as far as blocks, and between steps also tokens, reach; fills in ``counts``."""
         view = SchedulerView(self.waiting.view(), self.num_running, self.draining)
         decision = self.policy.decide(view, now)
         self.wake_at = decision.wake_at
-        wanted = decision.admit if self._max_rows is None else decision.admit[: self._max_rows]
+        wanted = decision.admit[: self._limits.room(self.num_running)]
+        budget = self._limits.num_tokens - sum(counts[s.seq_id] for s in self.running)
         admitted: list[Sequence] = []
         for seq_id in wanted:
             sequence = self.waiting.get(seq_id)
-            if not self._begin(sequence, now):
+            if budget <= 0 and not self.policy.run_to_completion:
+                break
+            if self._waits_for_leader(sequence):
+                continue
+            if not self._residents.begin(sequence, now):
                 if not self.running:
                     self._refuse(sequence, now)
                 return admitted, "memory"
+            self.waiting.remove(sequence)
+            counts[seq_id] = sequence.num_tokens - sequence.num_computed_tokens
+            if not self.policy.run_to_completion:
+                counts[seq_id] = min(counts[seq_id], budget)
+            budget -= counts[seq_id]
             admitted.append(sequence)
-        if decision.admit:
-            self._max_rows = None
         return admitted, decision.reason if len(wanted) == len(decision.admit) else "memory"
 
-    def _begin(self, sequence: Sequence, now: float) -> bool:
-        token_ids = sequence.token_ids()
-        cached = self.kv.begin(sequence.seq_id, token_ids, len(token_ids), sequence.request.cache_salt)
-        if cached is None:
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        """Between steps the choices of a request share the K/V of their prompt: the first one computes it, the others
+        come in when it is there."""
+        if self.policy.run_to_completion or not sequence.index or sequence.num_prompt_tokens <= self.kv.block_size:
             return False
-        self.waiting.remove(sequence)
-        sequence.status = SequenceStatus.RUNNING
-        sequence.num_computed_tokens = cached
-        self.counters.prefix_query_tokens += len(token_ids)
-        self.counters.prefix_hit_tokens += cached
-        if sequence.first_scheduled_time is None:
-            sequence.first_scheduled_time = now
-            sequence.num_cached_tokens = cached
-        self.running.append(sequence)
-        return True
+        leader = self._requests.leader(sequence)
+        return not leader.finished and leader.num_computed_tokens < leader.num_prompt_tokens
 
     def _refuse(self, sequence: Sequence, now: float) -> None:
         """Nothing runs and still it does not fit: it never will, so it must not wait for ever."""
@@ -222,22 +238,25 @@ class Scheduler:
         error = ExecutionError(f"the sequence needs {needed} K/V blocks, the store has {total} and cannot free enough")
         self._deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
 
-    def _make_plan(self, admitted: list[Sequence], reason: str) -> StepPlan | None:
-        if not self.running and not self._released:
+    def _make_plan(self, counts: dict[int, int], admitted: list[Sequence], reason: str) -> StepPlan | None:
+        if not self.running and not self._residents.has_released:
             return None
         if admitted or not self.running:
             self._num_rows = len(self.running)
         plan = StepPlan(
             step_id=self._next_step_id,
-            sequences=tuple(sequence_step(s, self.kv.block_ids(s.seq_id)) for s in self.running),
+            sequences=tuple(
+                sequence_step(s, self.kv.block_ids(s.seq_id), counts[s.seq_id])
+                for s in self.running
+                if counts[s.seq_id]
+            ),
             admitted=tuple(admission(s) for s in admitted),
-            released=tuple(self._released),
+            released=self._residents.take_released(),
             run_to_completion=self.policy.run_to_completion,
             num_rows=self._num_rows,
             reason=reason if admitted else "",
         )
         self._next_step_id += 1
-        self._released.clear()
         self._plan = plan
         return plan
 
@@ -248,16 +267,6 @@ class Scheduler:
                 f"result of step {step_id} does not belong to the plan that runs ({plan and plan.step_id})"
             )
         return plan
-
-    def _computed(self, sequence: Sequence, num_tokens: int) -> None:
-        size = self.kv.block_size
-        crossed = num_tokens // size > sequence.num_computed_tokens // size
-        sequence.num_computed_tokens = num_tokens
-        if crossed:
-            self.kv.commit(sequence.seq_id, sequence.token_ids(), num_tokens)
-        if sequence.request.request_id in self._to_pin:
-            self._to_pin.discard(sequence.request.request_id)
-            self.kv.pin(sequence.request.prompt_token_ids, sequence.request.cache_salt)
 
     def _advance(self, sequence: Sequence, result: StepResult, now: float) -> Delta:
         token_id = result.token_ids[sequence.seq_id]
@@ -271,28 +280,14 @@ class Scheduler:
         logprobs = None if hidden else result.logprobs.get(sequence.seq_id)
         return Delta(sequence.seq_id, None if hidden else token_id, logprobs, reason)
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue without blocks; what was computed is computed again when it comes back."""
-        self._leave(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.num_computed_tokens = 0
-        sequence.num_preemptions += 1
-        self.counters.num_preemptions += 1
-        self.waiting.add(sequence)
-
     def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: Exception | None) -> Delta:
         if sequence.status is SequenceStatus.RUNNING:
-            self._leave(sequence)
+            self._residents.remove(sequence)
         else:
             self.waiting.remove(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.finish_time = now
         if self._requests.note_end(sequence):
-            self._to_pin.discard(sequence.request.request_id)
+            self._residents.forget(sequence.request.request_id)
         return Delta(sequence.seq_id, finish_reason=reason, error=error)
-
-    def _leave(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        self.kv.free(sequence.seq_id)
-        self._released.append(sequence.seq_id)

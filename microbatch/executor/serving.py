@@ -1,4 +1,4 @@
-"""A loaded model made ready to serve: its attention put over a store, the store sized, the executor around both."""
+"""A loaded model made ready to serve: its attention put over a store, and the store sized."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from transformers import GenerationConfig
 
 from microbatch.errors import SetupError
-from microbatch.executor.generate import GenerateExecutor
 from microbatch.executor.loading import LoadedModel
 from microbatch.executor.memory import default_num_blocks
 from microbatch.executor.probe import attach, layer_specs
@@ -19,10 +18,10 @@ from microbatch_kernels.store import KVStore
 logger = logging.getLogger(__name__)
 
 
-def serve_with_generate(
+def put_over_store(
     loaded: LoadedModel, *, block_size: int, num_blocks: int | None, num_tokens: int, attention: str = "auto"
-) -> tuple[GenerateExecutor, int]:
-    """The executor over ``model.generate``, and the number of blocks of its store.
+) -> PagedModel:
+    """The model with its store.
 
     ``num_blocks`` None: what memory allows, on a CPU at most what ``num_tokens`` tokens need. ``SetupError`` when the
     model cannot be served over the store or memory does not suffice.
@@ -43,5 +42,4 @@ def serve_with_generate(
     logger.info("attention: %s", f"paged, {chosen}" if paged else "the model's own, over a dense gather")
     vocab_size = model.get_input_embeddings().weight.shape[0]
     # Never stored and never attended to, so any id will do.
-    ready = PagedModel(model, store, backend, loaded.device, vocab_size, pad_token_id=0, dense=not paged)
-    return GenerateExecutor(ready, loaded.eos_token_ids), blocks
+    return PagedModel(model, store, backend, loaded.device, vocab_size, pad_token_id=0, dense=not paged)

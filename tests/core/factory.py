@@ -15,10 +15,20 @@ EOS = 2
 
 
 def scheduler(
-    *, num_blocks: int = 64, block_size: int = 4, policy: Policy | None = None, prefix_cache: bool = True
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    policy: Policy | None = None,
+    prefix_cache: bool = True,
+    max_num_batched_tokens: int = 2048,
 ) -> Scheduler:
     kv = PagedKVManager(num_blocks, block_size, prefix_cache=prefix_cache)
-    return Scheduler(kv, policy or WindowPolicy(max_batch_size=4, window_ms=50), eos_token_ids=[EOS])
+    return Scheduler(
+        kv,
+        policy or WindowPolicy(max_batch_size=4, window_ms=50),
+        eos_token_ids=[EOS],
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
 
 
 def serial(**options: Any) -> Scheduler:

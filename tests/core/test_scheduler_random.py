@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from microbatch.core.plan import SequenceStep
-from microbatch.core.policies import SerialPolicy, WindowPolicy
+from microbatch.core.policies import ContinuousPolicy, SerialPolicy, WindowPolicy
 from microbatch.core.request import FinishReason, SamplingParams
 from microbatch.core.scheduler import Scheduler
 from microbatch.core.sequence import Sequence
@@ -124,7 +124,24 @@ class SerialLives(Lives):
         self.scheduler.policy = SerialPolicy()
 
 
+class ContinuousLives(Lives):
+    """Joining and leaving between steps, prompts in chunks of a small token budget."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        policy = ContinuousPolicy(max_num_seqs=4)
+        self.scheduler = scheduler(num_blocks=9, block_size=4, policy=policy, max_num_batched_tokens=6)
+        self.scheduler.eos_token_ids = frozenset(STOPS)
+
+    @invariant()
+    def no_step_exceeds_the_budget(self) -> None:
+        for plan in self.executor.plans[-1:]:
+            assert plan.num_tokens <= 6 and len(plan.sequences) <= 4
+
+
 Lives.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 SerialLives.TestCase.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+ContinuousLives.TestCase.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 TestLives = Lives.TestCase
+TestContinuousLives = ContinuousLives.TestCase
 TestSerialLives = SerialLives.TestCase

@@ -69,7 +69,7 @@ def test_serial_takes_the_oldest_alone() -> None:
 def test_policies_by_name() -> None:
     policy = make_policy("window", {"max_batch_size": 3, "window_ms": 7})
     assert policy.parameters() == {"max_batch_size": 3, "window_ms": 7}
-    with pytest.raises(SetupError, match="known: serial, window"):
+    with pytest.raises(SetupError, match="known: continuous, serial, window"):
         make_policy("windows", {})
     with pytest.raises(SetupError, match="policy 'serial'"):
         make_policy("serial", {"window_ms": 5})

@@ -6,14 +6,16 @@ import inspect
 from collections.abc import Mapping
 from typing import Final
 
+from microbatch.core.policies.continuous import ContinuousPolicy
 from microbatch.core.policies.serial import SerialPolicy
 from microbatch.core.policies.window import WindowPolicy
 from microbatch.core.policy import Policy, PolicyFactory
 from microbatch.errors import SetupError
 
-__all__ = ["POLICIES", "SerialPolicy", "WindowPolicy", "make_policy"]
+__all__ = ["POLICIES", "ContinuousPolicy", "SerialPolicy", "WindowPolicy", "make_policy"]
 
 POLICIES: Final[Mapping[str, PolicyFactory]] = {
+    ContinuousPolicy.name: ContinuousPolicy,
     SerialPolicy.name: SerialPolicy,
     WindowPolicy.name: WindowPolicy,
 }
