@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
-from anyio.from_thread import start_blocking_portal
 from rich.progress import Progress
 
 from microbatch.core.request import SamplingParams
 from microbatch.engine.outputs import RequestOutput
+from microbatch.errors import EngineDeadError, QueueFullError
 from microbatch.wiring import Engine
 
-#: Requests in flight at once; enough for any batch to fill, far below the bound of the queue.
-_IN_FLIGHT = 64
+T = TypeVar("T")
+#: Between two tries while the queue is full, in seconds.
+_PAUSE_S = 0.05
 
 
 class LLM:
@@ -26,15 +28,16 @@ class LLM:
     """
 
     def __init__(self, model: str = "", **settings: Any) -> None:
-        self._stack = ExitStack()
-        self._portal = self._stack.enter_context(start_blocking_portal())
         self._engine = Engine(model, **settings)
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
+        # A daemon, so that a script that never calls close can end.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="microbatch-llm", daemon=True)
+        self._thread.start()
         try:
-            self._portal.call(self._engine.start)
+            self._call(self._engine.start())
         except BaseException:
-            self._stack.close()
+            self.close()
             raise
-        self._stack.callback(self._portal.call, self._engine.close)
 
     @property
     def engine(self) -> Engine:
@@ -54,7 +57,7 @@ class LLM:
         The first error of any prompt is raised after the others have been ended.
         """
         items: Sequence[Any] = [prompts] if isinstance(prompts, str) else prompts
-        return self._portal.call(self._run, [(p, None) for p in items], _per_item(params, len(items)), progress)
+        return self._call(self._run([(p, None) for p in items], _per_item(params, len(items)), progress))
 
     def chat(
         self,
@@ -65,11 +68,27 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to conversations, each a list of messages with ``role`` and ``content``."""
         items = [(None, messages) for messages in conversations]
-        return self._portal.call(self._run, items, _per_item(params, len(items)), progress)
+        return self._call(self._run(items, _per_item(params, len(items)), progress))
 
     def close(self) -> None:
         """End the engine and its thread. Idempotent."""
-        self._stack.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(self._engine.close(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise EngineDeadError("the LLM was closed")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # an interrupt of the caller ends the work as well
+            future.cancel()
+            raise
 
     def __enter__(self) -> LLM:
         return self
@@ -84,7 +103,8 @@ class LLM:
     ) -> list[RequestOutput]:
         outputs: list[RequestOutput | None] = [None] * len(items)
         errors: list[Exception] = []
-        limiter = anyio.CapacityLimiter(_IN_FLIGHT)
+        largest = max((p.n for p in params), default=1)
+        limiter = anyio.CapacityLimiter(max(1, self._engine.parts.loop.max_queue // largest))
         with Progress(disable=not progress, transient=True) as bar:
             task = bar.add_task("requests", total=len(items))
 
@@ -92,7 +112,7 @@ class LLM:
                 prompt, messages = items[index]
                 async with limiter:
                     try:
-                        outputs[index] = await self._engine.generate(prompt, params[index], messages=messages)
+                        outputs[index] = await self._patiently(prompt, params[index], messages)
                     except Exception as error:
                         errors.append(error)
                         group.cancel_scope.cancel()
@@ -104,6 +124,14 @@ class LLM:
         if errors:
             raise errors[0]
         return [output for output in outputs if output is not None]
+
+    async def _patiently(self, prompt: Any, params: SamplingParams, messages: Any) -> RequestOutput:
+        """Ask again while the queue is full: places that an aborted request held come back with the next step."""
+        while True:
+            try:
+                return await self._engine.generate(prompt, params, messages=messages)
+            except QueueFullError:
+                await anyio.sleep(_PAUSE_S)
 
 
 def _per_item(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

@@ -19,8 +19,7 @@ logger = logging.getLogger(__name__)
 def prefer_passive_waiting(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let OpenMP threads sleep between parallel regions. Must run before torch is imported; a user's own choice stays.
 
-    Threads that spin take the CPU from each other as soon as anything else runs on the machine: steps ten times as
-    long were seen.
+    Threads that spin take the CPU from each other as soon as anything else runs on the machine.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment["OMP_WAIT_POLICY"] = "passive"

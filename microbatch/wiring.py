@@ -102,7 +102,10 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         num_blocks=settings.kv_blocks,
         num_tokens=limit * max(_FULL_CONTEXTS, settings.max_batch_size),
     )
-    kv = PagedKVManager(model.store.num_blocks, settings.block_size, prefix_cache=settings.prefix_cache)
+    # A model with attention of its own may measure distances in columns, and a cached prefix leaves a gap in them.
+    shares_prefixes = not model.dense
+    prefix_cache = settings.prefix_cache and shares_prefixes
+    kv = PagedKVManager(model.store.num_blocks, settings.block_size, prefix_cache=prefix_cache)
     template = settings.chat_template
     return assemble(
         make_executor(policy, model, loaded.eos_token_ids),
@@ -116,6 +119,7 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         request_timeout_s=settings.request_timeout_s,
         system_prompt=settings.system_prompt,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        shares_prefixes=shares_prefixes,
     )
 
 
@@ -147,6 +151,7 @@ def assemble(
     request_timeout_s: float | None = None,
     system_prompt: str | None = None,
     max_num_batched_tokens: int = 2048,
+    shares_prefixes: bool = True,
 ) -> EngineParts:
     """An engine from ready parts; with a fake executor and tokenizer it needs no model."""
     held = kv.max_num_tokens()
@@ -161,6 +166,7 @@ def assemble(
         model_name=model_name,
         max_model_len=min(held, max_model_len),
         system_prompt=system_prompt,
+        shares_prefixes=shares_prefixes,
         queue_timeout_s=queue_timeout_s,
         request_timeout_s=request_timeout_s,
     )

@@ -59,6 +59,14 @@ class KVStore:
         self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
 
+    def scrub(self, block_ids: Sequence[int]) -> None:
+        """Set what is not a number to 0 in these blocks. A masked slot has weight 0, and 0 times NaN is NaN, so the
+        next owner of a block would inherit it. Whole numbers stay as they are to the bit, so shared blocks may be
+        among them."""
+        for pool in (*self.keys, *self.values):
+            index = torch.tensor(list(block_ids), dtype=torch.int64, device=pool.device)
+            pool[index] = pool[index].nan_to_num(0.0, 0.0, 0.0)
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target) in every layer: copy on write after a fork."""
         for pool in (*self.keys, *self.values):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from microbatch.errors import InvalidRequestError
 
@@ -58,10 +58,10 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _made("stop", stop, tuple))
+        object.__setattr__(self, "stop_token_ids", _made("stop_token_ids", self.stop_token_ids, tuple))
+        object.__setattr__(self, "logit_bias", _made("logit_bias", self.logit_bias, dict))
         self._check_numbers()
         self._check_lengths()
         self._check_stops()
@@ -135,6 +135,14 @@ class Request:
     priority: int = 0
     client: str = ""
     cache_salt: str = ""
+
+
+def _made(name: str, value: Any, make: Callable[[Any], Any]) -> Any:
+    """``value`` as a container of its own; None means empty."""
+    try:
+        return make(value or ())
+    except (TypeError, ValueError):
+        raise InvalidRequestError(f"{name} must not be {type(value).__name__}", param=name) from None
 
 
 def _in_range(name: str, value: float, low: float, high: float) -> None:

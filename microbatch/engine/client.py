@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,18 +21,24 @@ from microbatch.engine.stream import RequestStream
 from microbatch.errors import ContextLengthError, InvalidRequestError, SetupError, UnavailableError
 
 Message = dict[str, object]
+#: Threads that turn text into tokens: one very long prompt must not hold up the others.
+_ENCODERS = 4
 EngineT = TypeVar("EngineT", bound="AsyncEngine")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What a running engine is made of. ``max_model_len`` bounds prompt and output together; times in seconds."""
+    """What a running engine is made of. ``max_model_len`` bounds prompt and output together; times in seconds.
+
+    ``shares_prefixes``: whether the executor can begin behind cached K/V; if not, a system prompt is not pinned.
+    """
 
     loop: EngineLoop
     tokenizer: Tokenizer
     model_name: str
     max_model_len: int
     system_prompt: str | None = None
+    shares_prefixes: bool = True
     queue_timeout_s: float | None = None
     request_timeout_s: float | None = None
 
@@ -49,7 +55,8 @@ class AsyncEngine:
         self._name = model_name
         self._parts: EngineParts | None = None
         self._task: asyncio.Task[None] | None = None
-        self._encoding = CapacityLimiter(1)
+        self._encoding = CapacityLimiter(_ENCODERS)
+        self._declaring = False
         self._observers: list[Observer] = []
         self._failure: str | None = None
 
@@ -69,12 +76,17 @@ class AsyncEngine:
         parts.loop.open()
         self._task = asyncio.create_task(parts.loop.run(), name="microbatch-engine")
         self._parts = parts
-        if parts.system_prompt is not None:
+        if parts.system_prompt is not None and parts.shares_prefixes:
             await self._declare(parts.system_prompt)
 
     async def _declare(self, system_prompt: str) -> None:
+        self._declaring = True
         try:
             await SharedPrefix(self).declare(system_prompt)
+            # What is pinned can hold nothing else any more.
+            held = self.parts.loop.core.scheduler.kv.max_num_tokens()
+            self._parts = replace(self.parts, max_model_len=min(self.parts.max_model_len, held))
+            self._declaring = False
         except BaseException as error:
             self._failure = f"{type(error).__name__}: {error}"
             await self.close()
@@ -109,6 +121,8 @@ class AsyncEngine:
             return EngineStatus("dead", self._failure)
         if self._parts is None:
             return EngineStatus("starting", "the model is being loaded")
+        if self._declaring and self._parts.loop.status.state == "ready":
+            return EngineStatus("starting", "the system prompt is being computed")
         return self._parts.loop.status
 
     @property
@@ -141,7 +155,7 @@ class AsyncEngine:
     def statistics(self) -> EngineStatistics:
         """Numbers of this moment."""
         loop = self.parts.loop
-        return loop.core.statistics(loop.num_inbox)
+        return loop.core.statistics(loop.num_inbox, loop.max_queue)
 
     def add_observer(self, observer: Observer) -> None:
         """Tell ``observer`` of everything that happens from now on."""
@@ -187,13 +201,16 @@ class AsyncEngine:
         loop, now = parts.loop, self.parts.loop.clock()
         self._check_prompt(prompt_token_ids, params)
         seconds = parts.request_timeout_s if deadline_s is None else deadline_s
+        patience = parts.queue_timeout_s
+        if pin_prompt:  # not a client's request: nobody waits for it but the start
+            seconds = patience = None
         request = Request(
             request_id=request_id or secrets.token_hex(12),
             prompt_token_ids=tuple(prompt_token_ids),
             params=params,
             arrival_time=now,
             deadline=None if seconds is None else now + seconds,
-            queue_deadline=None if parts.queue_timeout_s is None else now + parts.queue_timeout_s,
+            queue_deadline=None if patience is None else now + patience,
             priority=priority,
             client=client,
             cache_salt=cache_salt,
@@ -247,6 +264,8 @@ class AsyncEngine:
         parts, vocab_size = self.parts, self.parts.tokenizer.vocab_size
         if not token_ids:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
+        if not all(isinstance(i, int) for i in token_ids):
+            raise InvalidRequestError("token ids must be whole numbers", param="prompt")
         if len(token_ids) >= parts.max_model_len:
             parts.loop.core.observers.request_rejected("context_length")
             raise ContextLengthError(

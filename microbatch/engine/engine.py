@@ -28,6 +28,8 @@ class EngineCore:
         self._live: dict[int, tuple[Sequence, RequestStream]] = {}
         self._last_token: dict[int, float] = {}
         self._seen = (0, 0, 0)
+        #: Requests that were accepted and have not ended.
+        self.request_ids: set[str] = set()
         self._batch_began: float | None = None
         #: How long the last batch that ended has run, in seconds.
         self.batch_seconds = 0.0
@@ -84,8 +86,8 @@ class EngineCore:
             stream.fail(error)
         self._live.clear()
 
-    def statistics(self, num_inbox: int = 0) -> EngineStatistics:
-        """A snapshot; ``num_inbox`` sequences wait before the scheduler."""
+    def statistics(self, num_inbox: int = 0, max_queue: int = 256) -> EngineStatistics:
+        """A snapshot; ``num_inbox`` sequences wait before the scheduler, in a queue of ``max_queue`` places."""
         scheduler = self.scheduler
         total, free = scheduler.kv.num_blocks, scheduler.kv.num_free_blocks
         return EngineStatistics(
@@ -96,6 +98,7 @@ class EngineCore:
             kv_cache_usage=(total - free) / total,
             policy=scheduler.policy.name,
             policy_parameters=scheduler.policy.parameters(),
+            max_queue=max_queue,
         )
 
     def _note_end_of_batch(self, now: float) -> None:
@@ -107,7 +110,8 @@ class EngineCore:
             if delta.seq_id not in self._live:
                 continue
             sequence, stream = self._live[delta.seq_id]
-            self._time_token(sequence, now)
+            if delta.token_id is not None:
+                self._time_token(sequence, now)
             try:
                 stopped = stream.push(sequence, delta)
             except Exception as error:  # a fault in turning tokens into text must end this request alone
@@ -133,13 +137,14 @@ class EngineCore:
         self._last_token.pop(seq_id, None)
 
     def _record(self, sequence: Sequence, stream: RequestStream) -> None:
+        self.request_ids.discard(stream.request_id)
         reason = FinishReason.ERROR if stream.error is not None else sequence.finish_reason or FinishReason.ERROR
         record = RequestRecord.make(reason, stream.usage(), stream.timings(), stream.request.params.n)
         self.observers.request_finished(record)
 
     def _time_token(self, sequence: Sequence, now: float) -> None:
         last = self._last_token.get(sequence.seq_id)
-        if last is not None and not sequence.finish_reason:
+        if last is not None:
             self.observers.token_gap(now - last)
         self._last_token[sequence.seq_id] = now
 

@@ -76,6 +76,11 @@ class EngineLoop:
         self.status = EngineStatus("ready")
 
     @property
+    def max_queue(self) -> int:
+        """Most sequences that may wait."""
+        return self._max_queue
+
+    @property
     def num_inbox(self) -> int:
         """Sequences submitted and not yet seen by the scheduler."""
         return self._num_inbox
@@ -93,6 +98,9 @@ class EngineLoop:
             raise QueueFullError(
                 f"the queue is full: {waiting} of {self._max_queue} places are taken", retry_after=self._retry_after()
             )
+        if request.request_id in self.core.request_ids:
+            raise InvalidRequestError(f"request_id {request.request_id!r} is in use", param="request_id")
+        self.core.request_ids.add(request.request_id)
         self._num_inbox += request.params.n
         self._inbox.put_nowait(_Submit(request, stream, seed, max_total_tokens, pin_prompt))
 
@@ -110,6 +118,7 @@ class EngineLoop:
             while not self._is_idle() and self.status.state == "draining":
                 self._idle = anyio.Event()
                 await self._idle.wait()
+        self._take_commands()  # what came before the drain and was not seen yet is told of it too
         self.core.abort_all(self.clock(), DrainingError("the server shut down before the request was done"))
 
     async def stop(self) -> None:
@@ -130,17 +139,24 @@ class EngineLoop:
                     await self._wait()
                 else:
                     await self._step(plan)
-        except Exception as error:
-            logger.exception("the engine has died")
-            self.status = EngineStatus("dead", f"{type(error).__name__}: {error}")
-            self.core.fail_all(EngineDeadError(f"the engine has died: {error}"))
-            self._refuse_inbox(EngineDeadError(f"the engine has died: {error}"))
+        except BaseException as error:
+            self._die(error)
+            if not isinstance(error, Exception):
+                raise
         else:
             self._close()
         finally:
             self._idle.set()
             with anyio.CancelScope(shield=True):
                 await to_thread.run_sync(self._executor.close, limiter=self._limiter)
+
+    def _die(self, error: BaseException) -> None:
+        """However the task ends, nobody may be left waiting for it."""
+        logger.error("the engine has died", exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
+        self.status = EngineStatus("dead", reason)
+        self.core.fail_all(EngineDeadError(f"the engine has died: {reason}"))
+        self._refuse_inbox(EngineDeadError(f"the engine has died: {reason}"))
 
     async def _step(self, plan: StepPlan) -> None:
         try:

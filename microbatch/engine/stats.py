@@ -36,6 +36,8 @@ class EngineStatistics(NamedTuple):
     policy: str
     #: its parameters
     policy_parameters: Mapping[str, float | int | str]
+    #: most sequences that may wait
+    max_queue: int = 256
 
 
 @dataclass(frozen=True, slots=True)

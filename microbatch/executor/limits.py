@@ -15,9 +15,16 @@ DEFAULT_LENGTH: Final = 2048
 def context_length(config: Any, tokenizer: Any) -> int:
     """The most tokens (prompt and output together) that the model was made for.
 
-    A sliding window is no limit: older tokens are only attended to by fewer layers.
+    A sliding window is no limit: older tokens are only attended to by fewer layers. With longrope the limit is the
+    length it was trained at: beyond that the factors of a whole batch follow its longest row, and answers would depend
+    on the company.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rope = getattr(text, "rope_parameters", None)
+    if isinstance(rope, dict) and "longrope" in (rope.get("rope_type"), rope.get("type")):
+        trained = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", 0)
+        if trained:
+            return int(trained)
     for name in _LENGTH_NAMES:
         value = getattr(text, name, None)
         if isinstance(value, int) and 0 < value < _UNKNOWN_LENGTH:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_SIZE = 4
 _LENGTHS = (3, 11)
-#: Root mean square of the difference over that of the dense logits. Wrong attention gives 0.3 and more.
+#: Root mean square of the difference over that of the dense logits.
 _TOLERANCE = {torch.float32: 1e-3}
 _HALF_TOLERANCE = 5e-2
 #: INT8 layers of bitsandbytes choose their outlier columns by the whole batch, so company changes the logits a little.

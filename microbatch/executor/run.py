@@ -113,6 +113,9 @@ class GenerateRun:
         choices = torch.full((len(logits), 1), self._model.pad_token_id, dtype=torch.int64)
         for seq_id, token_id in sampled.token_ids.items():
             choices[self._rows[seq_id]] = token_id
+        for step in steps:
+            if step.seq_id in sampled.errors:
+                self._model.store.scrub(step.block_ids)
         self._sampled = sampled
         return logits.zero_().scatter_(1, choices.to(logits.device), 1.0)
 

@@ -141,6 +141,6 @@ def test_limits_come_back_in_doublings() -> None:
 
 
 def test_a_policy_of_no_sequences_is_refused() -> None:
-    with pytest.raises(SetupError, match="max_num_seqs must be at least 1"):
+    with pytest.raises(SetupError, match="max_num_seqs must be a whole number"):
         ContinuousPolicy(max_num_seqs=0)
     assert ContinuousPolicy(3).parameters() == {"max_num_seqs": 3}

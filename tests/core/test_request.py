@@ -121,3 +121,12 @@ def test_a_sequence_says_how_far_it_has_come() -> None:
     sequence.output_token_ids.append(7)
     assert repr(sequence) == "<Sequence 3 waiting prompt=5 output=1 computed=0>"
     assert (sequence.num_tokens, sequence.token_ids()[-1], sequence.arrival_time) == (6, 7, 0.0)
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "logit_bias"])
+def test_null_is_empty_and_a_number_is_refused_by_name(name: str) -> None:
+    empty: dict[str, Any] = {name: None}
+    number: dict[str, Any] = {name: 5}
+    assert not getattr(SamplingParams(**empty), name)
+    with pytest.raises(InvalidRequestError, match=f"{name} must not be int"):
+        SamplingParams(**number)

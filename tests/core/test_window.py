@@ -77,8 +77,15 @@ def test_policies_by_name() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"max_batch_size": 0}, {"window_ms": -1}, {"window_ms": 1e9}, {"max_batch_size": "4"}, {"window_ms": "x"}],
+    [
+        {"max_batch_size": 0},
+        {"max_batch_size": 2.5},
+        {"max_batch_size": "4"},
+        {"window_ms": -1},
+        {"window_ms": 1e9},
+        {"window_ms": "x"},
+    ],
 )
 def test_wrong_parameters_are_one_clear_line(arguments: dict[str, float]) -> None:
-    with pytest.raises(SetupError, match="must be|policy 'window'"):
+    with pytest.raises(SetupError, match="must be"):
         make_policy("window", arguments)

@@ -382,3 +382,62 @@ async def test_a_slow_reader_gets_joined_deltas() -> None:
         await engine.generate("say>", GREEDY)
         deltas = [d async for d in slow]
         assert len(deltas) == 1 and deltas[0].text == "abcdefgh" and deltas[0].finish_reason is FinishReason.STOP
+
+
+async def test_a_request_id_in_use_is_refused_and_free_again_afterwards() -> None:
+    async with make_engine() as engine:
+        first = engine.submit([65], GREEDY, request_id="mine")
+        with pytest.raises(InvalidRequestError, match="'mine' is in use"):
+            engine.submit([66], GREEDY, request_id="mine")
+        await first.collect()
+        assert (await engine.generate([66], GREEDY, request_id="mine")).request_id == "mine"
+
+
+async def test_token_ids_must_be_whole_numbers() -> None:
+    async with make_engine() as engine:
+        with pytest.raises(InvalidRequestError, match="whole numbers"):
+            engine.submit([5.5, 3])  # type: ignore[list-item]
+
+
+async def test_a_drain_that_gives_up_tells_requests_that_were_not_seen_yet() -> None:
+    gate = Gate()
+    engine = make_engine(FakeExecutor(latency=gate.latency))
+    async with engine:
+        running = engine.submit([65], GREEDY)
+        await to_thread.run_sync(gate.entered.acquire)
+        unseen = engine.submit([66], GREEDY)
+        await engine.drain(0)
+        for stream in (running, unseen):
+            with pytest.raises(DrainingError):
+                await stream.collect()
+        gate.open()
+
+
+async def test_an_engine_task_that_is_cancelled_leaves_nobody_waiting() -> None:
+    gate = Gate()
+    engine = make_engine(FakeExecutor(latency=gate.latency))
+    await engine.start()
+    stream = engine.submit([65], GREEDY)
+    await to_thread.run_sync(gate.entered.acquire)
+    assert engine._task is not None
+    engine._task.cancel()
+    gate.open()
+    with pytest.raises(EngineDeadError):
+        await stream.collect()
+    assert engine.status.state == "dead"
+    with pytest.raises(EngineDeadError):
+        engine.submit([65], GREEDY)
+
+
+async def test_what_a_pinned_prompt_holds_is_not_promised_to_requests() -> None:
+    async with make_engine(FakeExecutor(constant(65)), num_blocks=6, system_prompt="be as brief as you can") as engine:
+        assert engine.max_model_len == 64
+        out = await engine.generate("x" * 60, SamplingParams(max_tokens=50))
+        assert out.finish_reason is FinishReason.LENGTH and out.usage.completion_tokens == 4
+
+
+async def test_an_executor_that_cannot_begin_behind_a_prefix_pins_nothing() -> None:
+    async with make_engine(system_prompt="be as brief as you can", shares_prefixes=False) as engine:
+        numbers = engine.statistics()
+        assert numbers.num_free_blocks == numbers.num_blocks
+        assert b"brief" in bytes(await engine.encode_chat([{"role": "user", "content": "hi"}]))

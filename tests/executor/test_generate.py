@@ -9,7 +9,7 @@ import torch
 
 from microbatch.core.plan import Admitted, StepPlan
 from microbatch.core.policies import WindowPolicy
-from microbatch.core.request import Request, SamplingParams
+from microbatch.core.request import FinishReason, Request, SamplingParams
 from microbatch.core.scheduler import Scheduler
 from microbatch.core.sequence import Sequence
 from microbatch.errors import OutOfMemoryError, SetupError
@@ -84,9 +84,9 @@ def test_a_model_whose_attention_cannot_be_replaced_runs_over_the_dense_gather(
     expected = [greedy_alone(tiny_model(family), p, c) for p, c in zip(PROMPTS, counts, strict=True)]
     executor = executor_for(tiny_model(family), expect_paged=False)
     try:
-        sequences = run(executor, PROMPTS, counts, batch=5)
+        sequences = run(executor, PROMPTS, counts, batch=5, prefix_cache=False)
         assert [s.output_token_ids for s in sequences] == expected
-        again = run(executor, PROMPTS, counts, batch=2)
+        again = run(executor, PROMPTS, counts, batch=2, prefix_cache=False)
         assert [s.output_token_ids for s in again] == expected
     finally:
         executor.close()
@@ -121,6 +121,25 @@ def test_seeded_sampling_does_not_depend_on_the_batch_or_on_preemption() -> None
         assert tight.counters.num_preemptions > 0
         outputs = [[s.output_token_ids for s in sequences] for sequences in (alone, together, preempted)]
         assert outputs[0] == outputs[1] == outputs[2]
+    finally:
+        executor.close()
+
+
+def test_a_row_of_nan_leaves_nothing_behind_for_the_next_owner_of_its_blocks() -> None:
+    model = tiny_model("llama")
+    executor = executor_for(model)
+    store = executor.model.store
+    try:
+        weight = model.model.embed_tokens.weight
+        kept = weight[90].clone()
+        weight[90] = float("nan")
+        bad, good = run(executor, [[90, 5, 6], PROMPTS[3]], [8, 8], prefix_cache=False)
+        assert bad.finish_reason is FinishReason.ERROR
+        assert good.output_token_ids == greedy_alone(tiny_model("llama"), PROMPTS[3], 8)
+        assert all(torch.isfinite(pool).all() for pool in (*store.keys, *store.values))
+        weight[90] = kept
+        (after,) = run(executor, PROMPTS[:1], [12], prefix_cache=False)
+        assert after.output_token_ids == greedy_alone(tiny_model("llama"), PROMPTS[0], 12)
     finally:
         executor.close()
 

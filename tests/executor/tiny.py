@@ -40,6 +40,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
 #: Families whose attention cannot be replaced.
 FOREIGN: dict[str, dict[str, Any]] = {
     "bloom": {**_COMMON, "hidden_size": 48, "n_layer": 3, "n_head": 6},
+    "gpt_neo": {
+        **_COMMON,
+        "hidden_size": 48,
+        "num_layers": 4,
+        "num_heads": 6,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 6,
+        "max_position_embeddings": 512,
+        "intermediate_size": 64,
+    },
+    "mpt": {**_COMMON, "d_model": 48, "n_heads": 6, "n_layers": 3, "max_seq_len": 512, "expansion_ratio": 2},
     "falcon": {**_COMMON, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "alibi": False},
 }
 

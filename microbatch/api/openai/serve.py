@@ -17,7 +17,7 @@ from microbatch.api.sse import Emit, EventStream
 from microbatch.core.request import FinishReason, SamplingParams
 from microbatch.engine.outputs import RequestOutput
 from microbatch.engine.stream import RequestStream
-from microbatch.errors import ExecutionError, UnavailableError
+from microbatch.errors import ExecutionError, InvalidRequestError, QueueFullError, UnavailableError
 
 
 async def serve(
@@ -29,6 +29,7 @@ async def serve(
     renderer: Renderer,
 ) -> Response:
     """Submit the prompts and answer. Raises what refuses them, before anything has been sent."""
+    _check_room(engine, len(prompts) * params.n)
     streams: list[RequestStream] = []
     try:
         for index, prompt in enumerate(prompts):
@@ -49,6 +50,20 @@ async def serve(
         return EventStream(functools.partial(_stream, streams, renderer, include_usage))
     outputs = await while_connected(request.receive, lambda: _collect(streams))
     return json_response(renderer.body(outputs))
+
+
+def _check_room(engine: ServingEngine, wanted: int) -> None:
+    """All prompts or none: what can never fit is the request's fault, what does not fit now may come again."""
+    numbers = engine.statistics()
+    if wanted > numbers.max_queue:
+        raise InvalidRequestError(
+            f"prompts times n is {wanted}; at most {numbers.max_queue} can wait at once", param="prompt"
+        )
+    if wanted > 1 and numbers.num_waiting + wanted > numbers.max_queue:
+        raise QueueFullError(
+            f"the queue has no room for {wanted} more: {numbers.num_waiting} of {numbers.max_queue} places are taken",
+            retry_after=1,
+        )
 
 
 async def _collect(streams: Sequence[RequestStream]) -> list[RequestOutput]:

@@ -21,8 +21,8 @@ class ContinuousPolicy:
     max_num_seqs: int = 64
 
     def __post_init__(self) -> None:
-        if self.max_num_seqs < 1:
-            raise SetupError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}")
+        if type(self.max_num_seqs) is not int or self.max_num_seqs < 1:
+            raise SetupError(f"max_num_seqs must be a whole number of at least 1, got {self.max_num_seqs!r}")
 
     def decide(self, view: SchedulerView, now: float) -> Decision:
         """As many as there is room for, at once."""

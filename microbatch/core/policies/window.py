@@ -25,10 +25,10 @@ class WindowPolicy:
     window_ms: float = 50.0
 
     def __post_init__(self) -> None:
-        if self.max_batch_size < 1:
-            raise SetupError(f"max_batch_size must be at least 1, got {self.max_batch_size}")
-        if not 0 <= self.window_ms <= 60_000:
-            raise SetupError(f"window_ms must be from 0 to 60000 milliseconds, got {self.window_ms:g}")
+        if type(self.max_batch_size) is not int or self.max_batch_size < 1:
+            raise SetupError(f"max_batch_size must be a whole number of at least 1, got {self.max_batch_size!r}")
+        if type(self.window_ms) not in (int, float) or not 0 <= self.window_ms <= 60_000:
+            raise SetupError(f"window_ms must be from 0 to 60000 milliseconds, got {self.window_ms!r}")
 
     def decide(self, view: SchedulerView, now: float) -> Decision:
         """Close by size, by window or, when nothing more will come, at once; else wake at the end of the window."""
