@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,6 +174,17 @@ def test_the_synchronous_face(embedded_model: Path) -> None:
         assert "capital" in chat.text
         with pytest.raises(ValueError, match="2 prompts need 2 sets"):
             llm.generate(["a", "b"], [params], progress=False)
+
+
+def test_a_script_that_never_closes_its_llm_ends(embedded_model: Path) -> None:
+    script = """
+from microbatch import LLM, SamplingParams
+
+llm = LLM(max_model_len=128, max_queue=4)
+print(len(llm.generate(["One, two,"] * 12, SamplingParams(max_tokens=2, n=2), progress=False)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=90)
+    assert (done.returncode, done.stdout) == (0, "12\n"), done.stderr
 
 
 async def test_int8_on_request(oracle: Oracle) -> None:

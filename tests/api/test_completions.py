@@ -192,3 +192,9 @@ async def test_a_prompt_too_long_is_refused_before_any_event() -> None:
             error = error_of(await post(engine, COMPLETIONS, prompt=prompt, stream=stream))
             assert error["code"] == ContextLengthError.code
             assert "512" in error["message"]
+
+
+async def test_more_prompts_than_the_queue_can_ever_hold_are_refused_before_any_is_submitted() -> None:
+    engine = FakeEngine()
+    error = error_of(await post(engine, COMPLETIONS, prompt=["a"] * 100, n=3))
+    assert "300" in error["message"] and error["param"] == "prompt" and not engine.requests

@@ -259,6 +259,8 @@ def test_an_unknown_hub_name_offline_is_one_line_at_once() -> None:
 def test_the_context_is_what_the_config_says_under_any_name() -> None:
     assert context_length(SimpleNamespace(max_position_embeddings=77, sliding_window=8), None) == 77
     assert context_length(SimpleNamespace(seq_length=5), None) == 5
+    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
+    assert context_length(SimpleNamespace(max_position_embeddings=77, rope_parameters=longrope), None) == 40
     assert context_length(SimpleNamespace(), SimpleNamespace(model_max_length=9)) == 9
     assert context_length(SimpleNamespace(), SimpleNamespace(model_max_length=10**30)) == DEFAULT_LENGTH
     inner = SimpleNamespace(max_position_embeddings=3)

@@ -30,7 +30,4 @@ def make_policy(name: str, arguments: Mapping[str, float | int | str]) -> Policy
         if argument not in known:
             takes = ", ".join(known) or "none"
             raise SetupError(f"policy {name!r} has no argument {argument!r}; it takes: {takes}")
-    try:
-        return POLICIES[name](**arguments)
-    except TypeError as error:
-        raise SetupError(f"policy {name!r}: {error}") from None
+    return POLICIES[name](**arguments)
