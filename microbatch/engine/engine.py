@@ -68,9 +68,7 @@ class EngineCore:
         """Advance by a result and tell the streams."""
         deltas = self.scheduler.apply(result, now)
         if plan.sequences:
-            entered = {a.seq_id for a in plan.admitted}
-            fed = sum(len(s.token_ids) for s in plan.sequences if s.seq_id in entered)
-            self.observers.step_done(fed, len(result.token_ids), plan.useful_token_ratio)
+            self.observers.step_done(self._prompt_tokens(plan), len(result.token_ids), plan.useful_token_ratio)
         self._dispatch(deltas, now)
         self._note_end_of_batch(now)
 
@@ -100,6 +98,15 @@ class EngineCore:
             policy_parameters=scheduler.policy.parameters(),
             max_queue=max_queue,
         )
+
+    def _prompt_tokens(self, plan: StepPlan) -> int:
+        """Prompt tokens that a plan feeds, in whole prompts or in chunks."""
+        count = 0
+        for step in plan.sequences:
+            if step.seq_id in self._live:
+                prompt = self._live[step.seq_id][0].num_prompt_tokens
+                count += max(0, min(prompt - step.start, len(step.token_ids)))
+        return count
 
     def _note_end_of_batch(self, now: float) -> None:
         if self._batch_began is not None and not self.scheduler.num_running:

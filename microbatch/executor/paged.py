@@ -95,7 +95,5 @@ class PagedExecutor:
             return StepResult(plan.step_id, {})
         logits = output.logits[0].to(torch.float32, copy=True)
         sampled = self._sampler.sample(logits, packed.seq_ids)
-        for step in plan.sequences:
-            if step.seq_id in sampled.errors:
-                model.store.scrub(step.block_ids)
+        model.scrub_failed(plan.sequences, sampled.errors)
         return StepResult(plan.step_id, sampled.token_ids, sampled.logprobs, sampled.errors)

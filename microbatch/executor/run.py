@@ -38,6 +38,12 @@ class PagedModel:
     pad_token_id: int
     dense: bool = False
 
+    def scrub_failed(self, steps: Sequence[SequenceStep], errors: Collection[int]) -> None:
+        """Wipe what is not a number from the blocks of the sequences that failed, before others get them."""
+        for step in steps:
+            if step.seq_id in errors:
+                self.store.scrub(step.block_ids)
+
 
 class BatchEnded(Exception):
     """Raised inside ``generate`` to leave it when its batch is over."""
@@ -113,9 +119,7 @@ class GenerateRun:
         choices = torch.full((len(logits), 1), self._model.pad_token_id, dtype=torch.int64)
         for seq_id, token_id in sampled.token_ids.items():
             choices[self._rows[seq_id]] = token_id
-        for step in steps:
-            if step.seq_id in sampled.errors:
-                self._model.store.scrub(step.block_ids)
+        self._model.scrub_failed(steps, sampled.errors)
         self._sampled = sampled
         return logits.zero_().scatter_(1, choices.to(logits.device), 1.0)
 

@@ -39,6 +39,7 @@ class Notes(Observer):
         self.records: list[RequestRecord] = []
         self.rejected: list[str] = []
         self.generated = 0
+        self.prompt = 0
         self.gaps = 0
         self.preemptions = 0
 
@@ -53,6 +54,7 @@ class Notes(Observer):
 
     def step_done(self, prompt_tokens: int, generation_tokens: int, useful_token_ratio: float) -> None:
         self.generated += generation_tokens
+        self.prompt += prompt_tokens
 
     def token_gap(self, seconds: float) -> None:
         self.gaps += 1
@@ -441,3 +443,14 @@ async def test_an_executor_that_cannot_begin_behind_a_prefix_pins_nothing() -> N
         numbers = engine.statistics()
         assert numbers.num_free_blocks == numbers.num_blocks
         assert b"brief" in bytes(await engine.encode_chat([{"role": "user", "content": "hi"}]))
+
+
+@pytest.mark.parametrize(("policy", "arguments"), [("window", {"max_batch_size": 2}), ("continuous", {})])
+async def test_every_prompt_token_is_counted_once_also_in_chunks(policy: str, arguments: dict[str, int]) -> None:
+    notes = Notes()
+    engine = make_engine(policy=policy, policy_args=dict(arguments), max_num_batched_tokens=16)
+    engine.add_observer(notes)
+    async with engine:
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        await asyncio.gather(engine.generate("a" * 33, params), engine.generate("b" * 50, params))
+    assert (notes.prompt, notes.generated) == (83, 6)
