@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -54,31 +54,14 @@ class Engine(AsyncEngine):
 
 
 def policy_of(settings: Settings) -> Policy:
-    """The policy that the settings name; ``SetupError`` when there is none such or its arguments are wrong."""
-    return check_settings(
-        policy=settings.policy,
-        policy_args=settings.policy_arguments(),
-        max_batch_size=settings.max_batch_size,
-        window_ms=settings.window_ms,
-        max_num_seqs=settings.max_num_seqs,
-    )
-
-
-def check_settings(
-    *,
-    policy: str,
-    policy_args: Mapping[str, float | int | str],
-    max_batch_size: int,
-    window_ms: float,
-    max_num_seqs: int,
-) -> Policy:
-    """As ``policy_of``, from single values. ``policy_args`` go before the settings that policies take."""
+    """The policy that the settings name; ``SetupError`` when there is none such or its arguments are wrong.
+    ``policy_arg`` goes before the settings that policies take."""
     arguments: dict[str, float | int | str] = {}
-    if policy == WindowPolicy.name:
-        arguments = {"max_batch_size": max_batch_size, "window_ms": window_ms}
-    elif policy == ContinuousPolicy.name:
-        arguments = {"max_num_seqs": max_num_seqs}
-    return make_policy(policy, {**arguments, **policy_args})
+    if settings.policy == WindowPolicy.name:
+        arguments = {"max_batch_size": settings.max_batch_size, "window_ms": settings.window_ms}
+    elif settings.policy == ContinuousPolicy.name:
+        arguments = {"max_num_seqs": settings.max_num_seqs}
+    return make_policy(settings.policy, {**arguments, **settings.policy_arguments()})
 
 
 def build_engine(settings: Settings, progress: Progress | None = None) -> EngineParts:
