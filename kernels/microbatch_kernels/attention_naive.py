@@ -5,27 +5,26 @@ from __future__ import annotations
 import torch
 
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
+from microbatch_kernels.layer_kv import LayerKV
 
 
 def attention_naive(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    kv: LayerKV,
     inputs: AttentionInputs,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """Causal attention of packed queries over their paged context.
 
-    ``query`` ``[T, H, D]``; pools ``[num_blocks + 1, block_size, KVH, D]``, the new tokens' K/V already written.
+    ``query`` ``[T, H, D]``; ``kv`` holds the K/V of the new tokens already.
     Returns ``[T, H, value_dim]``. Sums in float32 at least.
     """
     outputs, start = [], 0
     for row, (new, context) in enumerate(zip(inputs.query_lens, inputs.context_lens, strict=True)):
-        keys = key_pool[inputs.block_tables[row]].flatten(0, 1)[:context]
-        values = value_pool[inputs.block_tables[row]].flatten(0, 1)[:context]
-        outputs.append(_attend(query[start : start + new], keys, values, options))
+        keys, values = kv.gather(inputs.block_tables[row])
+        outputs.append(_attend(query[start : start + new], keys[:context], values[:context], options))
         start += new
-    return torch.cat(outputs) if outputs else query.new_empty(0, query.shape[1], value_pool.shape[-1])
+    return torch.cat(outputs) if outputs else query.new_empty(0, query.shape[1], kv.values.shape[-1])
 
 
 def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: AttentionOptions) -> torch.Tensor:

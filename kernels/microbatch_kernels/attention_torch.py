@@ -12,39 +12,37 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.attention_naive import attention_naive
+from microbatch_kernels.layer_kv import LayerKV
 
 
 def attention_torch(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    kv: LayerKV,
     inputs: AttentionInputs,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """Causal attention of packed queries over their paged context; arguments as in ``attention_naive``."""
     if options.softcap is not None or options.sinks is not None:
-        return attention_naive(query, key_pool, value_pool, inputs, options)
+        return attention_naive(query, kv, inputs, options)
     if inputs.is_decode:
-        return _decode(query, key_pool, value_pool, inputs, options)
+        return _decode(query, kv, inputs, options)
     outputs, start = [], 0
     for row, new in enumerate(inputs.query_lens):
-        outputs.append(_prefill(query[start : start + new], key_pool, value_pool, inputs, row, options))
+        outputs.append(_prefill(query[start : start + new], kv, inputs, row, options))
         start += new
     return torch.cat(outputs)
 
 
 def _decode(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    kv: LayerKV,
     inputs: AttentionInputs,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """All rows at once: ``query`` ``[B, H, D]`` seen as ``[B, KVH, group, D]`` against ``[B, KVH, context, D]``."""
     rows, heads, dim = query.shape
-    kv_heads = key_pool.shape[2]
-    keys = key_pool[inputs.block_tables].flatten(1, 2).transpose(1, 2)
-    values = value_pool[inputs.block_tables].flatten(1, 2).transpose(1, 2)
+    kv_heads = kv.num_kv_heads
+    keys, values = (pool.transpose(1, 2) for pool in kv.gather(inputs.block_tables))
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
     mask = _decode_mask(inputs, keys.shape[2], options.sliding_window)
     out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=options.scale)
@@ -67,18 +65,16 @@ def _decode_mask(inputs: AttentionInputs, width: int, window: int | None) -> tor
 
 def _prefill(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    kv: LayerKV,
     inputs: AttentionInputs,
     row: int,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """One sequence: its new tokens ``[N, H, D]`` against its whole context."""
     new, context = inputs.query_lens[row], inputs.context_lens[row]
-    blocks = -(-context // key_pool.shape[1])
-    table = inputs.block_tables[row, :blocks]
-    keys = key_pool[table].flatten(0, 1)[:context].transpose(0, 1)[None]
-    values = value_pool[table].flatten(0, 1)[:context].transpose(0, 1)[None]
+    blocks = -(-context // kv.block_size)
+    gathered = kv.gather(inputs.block_tables[row, :blocks])
+    keys, values = (pool[:context].transpose(0, 1)[None] for pool in gathered)
     whole = new == context and options.sliding_window is None
     mask = None if whole else _prefill_mask(new, context, options.sliding_window, query.device)
     out = scaled_dot_product_attention(
@@ -88,7 +84,7 @@ def _prefill(
         attn_mask=mask,
         is_causal=whole,
         scale=options.scale,
-        enable_gqa=query.shape[1] != key_pool.shape[2],
+        enable_gqa=query.shape[1] != kv.num_kv_heads,
     )
     return out[0].transpose(0, 1)
 

@@ -10,6 +10,7 @@ import torch
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.attention_naive import attention_naive
 from microbatch_kernels.attention_torch import attention_torch
+from microbatch_kernels.layer_kv import LayerKV
 
 
 class AttentionBackend(Protocol):
@@ -18,8 +19,7 @@ class AttentionBackend(Protocol):
     def __call__(
         self,
         query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
+        kv: LayerKV,
         inputs: AttentionInputs,
         options: AttentionOptions,
     ) -> torch.Tensor: ...

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
+from microbatch_kernels.layer_kv import LayerKV
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
@@ -38,11 +40,15 @@ class KVStore:
         self.layers = tuple(layers)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.keys = [self._pool(spec, spec.key_dim) for spec in layers]
-        self.values = [self._pool(spec, spec.value_dim) for spec in layers]
+        self.kv = [LayerKV(self._pool(s, s.key_dim), self._pool(s, s.value_dim)) for s in layers]
 
     def _pool(self, spec: LayerSpec, head_dim: int) -> torch.Tensor:
         return zeros((self.num_blocks + 1, self.block_size, spec.num_kv_heads, head_dim), spec.dtype, spec.device)
+
+    @property
+    def pools(self) -> list[torch.Tensor]:
+        """Every tensor that is indexed by block."""
+        return [pool for kv in self.kv for pool in (kv.keys, kv.values)]
 
     @property
     def bytes_per_token(self) -> int:
@@ -54,22 +60,17 @@ class KVStore:
         """Bytes of one block over all layers."""
         return self.block_size * self.bytes_per_token
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store K/V of T tokens: ``keys``, ``values`` ``[T, num_kv_heads, head_dim]``, ``slots`` int64 ``[T]``."""
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
-
     def scrub(self, block_ids: Sequence[int]) -> None:
         """Set what is not a number to 0 in these blocks. A masked slot has weight 0, and 0 times NaN is NaN, so the
         next owner of a block would inherit it. Whole numbers stay as they are to the bit, so shared blocks may be
         among them."""
-        for pool in (*self.keys, *self.values):
+        for pool in self.pools:
             index = torch.tensor(list(block_ids), dtype=torch.int64, device=pool.device)
             pool[index] = pool[index].nan_to_num(0.0, 0.0, 0.0)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target) in every layer: copy on write after a fork."""
-        for pool in (*self.keys, *self.values):
+        for pool in self.pools:
             for source, target in pairs:
                 pool[target].copy_(pool[source])
 

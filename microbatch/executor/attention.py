@@ -64,9 +64,10 @@ def paged_attention(
     batch, _, length, dim = query.shape
     layer: int = module.layer_idx  # type: ignore[assignment]
     inputs = paged.inputs.to(query.device)
-    paged.store.write(layer, paged.pack(key), paged.pack(value), inputs.slot_mapping)
+    kv = paged.store.kv[layer]
+    kv.write(paged.pack(key), paged.pack(value), inputs.slot_mapping)
     options = AttentionOptions(dim**-0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    out = paged.backend(paged.pack(query), paged.store.keys[layer], paged.store.values[layer], inputs, options)
+    out = paged.backend(paged.pack(query), kv, inputs, options)
     paged.num_calls += 1
     return paged.unpack(out, batch, length), None
 

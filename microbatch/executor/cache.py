@@ -91,10 +91,10 @@ class DenseCache(PagedCache):
         step = self.step
         assert step is not None
         inputs = step.inputs.to(key_states.device)
-        step.store.write(layer_idx, step.pack(key_states), step.pack(value_states), inputs.slot_mapping)
+        kv = step.store.kv[layer_idx]
+        kv.write(step.pack(key_states), step.pack(value_states), inputs.slot_mapping)
         self.lengths[layer_idx].update(key_states, value_states)
         step.num_calls += 1
         slots = self.slots.to(key_states.device)
-        keys = step.store.keys[layer_idx].flatten(0, 1)[slots].transpose(1, 2)
-        values = step.store.values[layer_idx].flatten(0, 1)[slots].transpose(1, 2)
-        return keys, values
+        keys, values = kv.gather_slots(slots)
+        return keys.transpose(1, 2), values.transpose(1, 2)

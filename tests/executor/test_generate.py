@@ -136,7 +136,7 @@ def test_a_row_of_nan_leaves_nothing_behind_for_the_next_owner_of_its_blocks() -
         bad, good = run(executor, [[90, 5, 6], PROMPTS[3]], [8, 8], prefix_cache=False)
         assert bad.finish_reason is FinishReason.ERROR
         assert good.output_token_ids == greedy_alone(tiny_model("llama"), PROMPTS[3], 8)
-        assert all(torch.isfinite(pool).all() for pool in (*store.keys, *store.values))
+        assert all(torch.isfinite(pool).all() for pool in store.pools)
         weight[90] = kept
         (after,) = run(executor, PROMPTS[:1], [12], prefix_cache=False)
         assert after.output_token_ids == greedy_alone(tiny_model("llama"), PROMPTS[0], 12)
@@ -149,10 +149,8 @@ def test_pads_are_never_stored() -> None:
     store = executor.model.store
     try:
         run(executor, PROMPTS, [4] * 5, batch=5, prefix_cache=False)
-        assert all(
-            pool[0].eq(0).all() for pool in (*store.keys, *store.values)
-        ), "something was written to the null block"
-        written = int(store.keys[0].abs().sum((-1, -2)).ne(0).sum())
+        assert all(pool[0].eq(0).all() for pool in store.pools), "something was written to the null block"
+        written = int(store.kv[0].keys.abs().sum((-1, -2)).ne(0).sum())
         assert written == sum(len(p) + 3 for p in PROMPTS), "exactly the tokens fed are stored, one slot each"
     finally:
         executor.close()

@@ -43,7 +43,7 @@ def paged_batch(
     for table, context in zip(tables, context_lens, strict=True):
         keys, values = (torch.randn(context, kv_heads, dim).to(dtype) for _ in range(2))
         slots = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(context)])
-        store.write(0, keys, values, slots)
+        store.kv[0].write(keys, values, slots)
         dense.append((keys, values))
     rows = [(table, c - n, n) for table, c, n in zip(tables, context_lens, query_lens, strict=True)]
     query = torch.randn(sum(query_lens), heads, dim).to(dtype)
@@ -59,8 +59,8 @@ def test_backend_equals_naive(name: str, batch: str, heads: int, kv_heads: int, 
     options = AttentionOptions(dim**-0.5, sliding_window=window)
     chosen, backend = choose_backend(name)
     assert chosen == name
-    expected = attention_naive(query, store.keys[0], store.values[0], inputs, options)
-    assert error_ratio(expected, backend(query, store.keys[0], store.values[0], inputs, options)) < 1e-5
+    expected = attention_naive(query, store.kv[0], inputs, options)
+    assert error_ratio(expected, backend(query, store.kv[0], inputs, options)) < 1e-5
 
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
@@ -68,16 +68,16 @@ def test_backend_equals_naive(name: str, batch: str, heads: int, kv_heads: int, 
 def test_softcap_and_sinks(name: str, batch: str) -> None:
     query, store, inputs, _ = paged_batch(*BATCHES[batch], 6, 2, 64)
     options = AttentionOptions(0.3, 9, softcap=2.0, sinks=torch.linspace(-1, 1, 6))
-    expected = attention_naive(query, store.keys[0], store.values[0], inputs, options)
-    plain = attention_naive(query, store.keys[0], store.values[0], inputs, AttentionOptions(0.3, 9))
+    expected = attention_naive(query, store.kv[0], inputs, options)
+    plain = attention_naive(query, store.kv[0], inputs, AttentionOptions(0.3, 9))
     assert error_ratio(expected, plain) > 0.01
-    assert error_ratio(expected, choose_backend(name)[1](query, store.keys[0], store.values[0], inputs, options)) < 1e-5
+    assert error_ratio(expected, choose_backend(name)[1](query, store.kv[0], inputs, options)) < 1e-5
 
 
 def test_naive_equals_the_dense_formula() -> None:
     query_lens, context_lens = BATCHES["chunks"]
     query, store, inputs, dense = paged_batch(query_lens, context_lens, 6, 3, 32)
-    got = attention_naive(query, store.keys[0], store.values[0], inputs, AttentionOptions(0.2))
+    got = attention_naive(query, store.kv[0], inputs, AttentionOptions(0.2))
     start = 0
     for new, context, (keys, values) in zip(query_lens, context_lens, dense, strict=True):
         for i in range(new):
@@ -93,8 +93,8 @@ def test_naive_equals_the_dense_formula() -> None:
 def test_half_precision_stays_finite_and_close(dtype: torch.dtype, batch: str) -> None:
     query, store, inputs, _ = paged_batch(*BATCHES[batch], 9, 3, 64, dtype)
     options = AttentionOptions(0.125)
-    expected = attention_naive(query, store.keys[0], store.values[0], inputs, options)
-    got = choose_backend("torch")[1](query, store.keys[0], store.values[0], inputs, options)
+    expected = attention_naive(query, store.kv[0], inputs, options)
+    got = choose_backend("torch")[1](query, store.kv[0], inputs, options)
     assert got.dtype is dtype and torch.isfinite(got).all()
     assert error_ratio(expected.float(), got.float()) < 2e-2
 
@@ -104,7 +104,7 @@ def test_stray_blocks_and_slots_never_show() -> None:
     query, store, inputs, _ = paged_batch([1, 4], [21, 9], 4, 2, 32)
     options = AttentionOptions(0.2)
     backend = choose_backend("torch")[1]
-    before = backend(query, store.keys[0], store.values[0], inputs, options)
+    before = backend(query, store.kv[0], inputs, options)
     used = {
         t * 16 + o
         for row, c in zip(inputs.block_tables.tolist(), (21, 9), strict=True)
@@ -112,9 +112,9 @@ def test_stray_blocks_and_slots_never_show() -> None:
         for t, o in [(row[p // 16], p % 16)]
     }
     free = torch.tensor([s for s in range((store.num_blocks + 1) * 16) if s not in used])
-    for pool in (*store.keys, *store.values):
+    for pool in store.pools:
         pool.flatten(0, 1)[free] = 1e4
-    assert torch.equal(before, backend(query, store.keys[0], store.values[0], inputs, options))
+    assert torch.equal(before, backend(query, store.kv[0], inputs, options))
 
 
 def test_an_unknown_backend_fails_loudly_and_auto_says_what_it_took() -> None:
@@ -127,10 +127,10 @@ def test_store_sizes_and_copies() -> None:
     spec = LayerSpec(3, 64, 32, torch.float16, CPU)
     store = KVStore([spec, spec], num_blocks=5, block_size=8)
     assert store.bytes_per_token == 2 * 3 * (64 + 32) * 2 and store.bytes_per_block == 8 * store.bytes_per_token
-    assert store.keys[0].shape == (6, 8, 3, 64) and store.values[1].shape == (6, 8, 3, 32)
-    store.keys[1][2] = 1.0
+    assert store.kv[0].keys.shape == (6, 8, 3, 64) and store.kv[1].values.shape == (6, 8, 3, 32)
+    store.kv[1].keys[2] = 1.0
     store.copy_blocks([(2, 4), (4, 5)])
-    assert store.keys[1][5].eq(1).all() and store.keys[1][3].eq(0).all()
+    assert store.kv[1].keys[5].eq(1).all() and store.kv[1].keys[3].eq(0).all()
     assert repr(store) == "<KVStore 2 layers, 5 blocks of 8, 0 MiB>"
 
 
