@@ -122,6 +122,12 @@ class Settings:
         choices=("none", "int8", "int4", "auto"),
     )
     device: str = _row("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    cpu_kernels: bool = _row(True, "Kernels in C on a CPU, built by the system's compiler at first use.")
+    cpu_weights: str = _row(
+        "float32",
+        "What the C kernels keep weights as, on a CPU in float32: less is faster and less exact.",
+        choices=("float32", "bfloat16", "int8"),
+    )
     block_size: int = _row(16, "Tokens in a block of K/V memory.", "N", minimum=1, maximum=1024)
     kv_blocks: int | None = _row(None, "Blocks of K/V memory. Without it: as the free memory allows.", "N", minimum=1)
     prefix_cache: bool = _row(True, "Keep the K/V of prompt beginnings for requests that share them.")

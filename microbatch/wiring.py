@@ -19,6 +19,7 @@ from microbatch.errors import SetupError
 from microbatch.settings import Settings, make_settings
 
 if TYPE_CHECKING:
+    from microbatch.executor.cpu_kernels import CpuKernels
     from microbatch.executor.progress import Progress
     from microbatch.executor.run import PagedModel
 
@@ -84,6 +85,7 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         block_size=settings.block_size,
         num_blocks=settings.kv_blocks,
         num_tokens=limit * max(_FULL_CONTEXTS, settings.max_batch_size),
+        kernels=_cpu_kernels(settings),
     )
     # A model with attention of its own may measure distances in columns, and a cached prefix leaves a gap in them.
     shares_prefixes = not model.dense
@@ -104,6 +106,15 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         max_num_batched_tokens=settings.max_num_batched_tokens,
         shares_prefixes=shares_prefixes,
     )
+
+
+def _cpu_kernels(settings: Settings) -> CpuKernels | None:
+    from microbatch.executor.cpu_kernels import WEIGHT_DTYPES, CpuKernels
+    from microbatch.executor.embedded import default_home
+
+    if not settings.cpu_kernels:
+        return None
+    return CpuKernels(default_home() / "kernels", WEIGHT_DTYPES[settings.cpu_weights])
 
 
 def make_executor(policy: Policy, model: PagedModel, eos_token_ids: Collection[int]) -> Executor:

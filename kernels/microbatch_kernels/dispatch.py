@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Protocol
+import logging
+from pathlib import Path
 
 import torch
 
-from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
+from microbatch_kernels.attention_backend import AttentionBackend
+from microbatch_kernels.attention_cpu import CpuAttention
 from microbatch_kernels.attention_naive import attention_naive
 from microbatch_kernels.attention_torch import attention_torch
-from microbatch_kernels.layer_kv import LayerKV
+from microbatch_kernels.cpu_library import CompileError, cpu_library
+
+logger = logging.getLogger(__name__)
+
+#: Every name that can be asked for.
+NAMES = ("auto", "naive", "torch", "cpu")
 
 
-class AttentionBackend(Protocol):
-    """The one signature of every backend; see ``attention_naive`` for shapes."""
+def choose_backend(
+    name: str = "auto", *, device: torch.device = torch.device("cpu"), folder: Path | None = None
+) -> AttentionBackend:
+    """The backend of that name; ``auto``: C on a CPU, torch operators elsewhere or where C cannot be built.
 
-    def __call__(
-        self,
-        query: torch.Tensor,
-        kv: LayerKV,
-        inputs: AttentionInputs,
-        options: AttentionOptions,
-    ) -> torch.Tensor: ...
+    ``folder``: where compiled kernels are kept; without one ``auto`` compiles nothing. ``ValueError`` says what is
+    wrong with a name, or why its backend cannot be had here.
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown attention backend {name!r}; known: {', '.join(NAMES)}")
+    if name == "naive":
+        return AttentionBackend("naive", attention_naive)
+    if name == "cpu" or (name == "auto" and device.type == "cpu" and folder is not None):
+        backend = _cpu_backend(name, folder)
+        if backend is not None:
+            return backend
+    return AttentionBackend("torch", attention_torch)
 
 
-BACKENDS: Final[Mapping[str, AttentionBackend]] = {"naive": attention_naive, "torch": attention_torch}
-
-
-def choose_backend(name: str = "auto") -> tuple[str, AttentionBackend]:
-    """The name that was chosen, and the backend. An unknown name raises ``ValueError`` with the known ones."""
-    chosen = "torch" if name == "auto" else name
-    if chosen not in BACKENDS:
-        raise ValueError(f"unknown attention backend {name!r}; known: auto, {', '.join(sorted(BACKENDS))}")
-    return chosen, BACKENDS[chosen]
+def _cpu_backend(name: str, folder: Path | None) -> AttentionBackend | None:
+    try:
+        if folder is None:
+            raise CompileError("no folder for compiled kernels was given")
+        attention = CpuAttention(cpu_library(folder))
+    except CompileError as error:
+        if name == "cpu":
+            raise ValueError(f"attention backend 'cpu' cannot be had: {error}") from None
+        logger.warning("no C kernels, torch operators serve instead, at about half the speed: %s", error)
+        return None
+    return AttentionBackend("cpu", attention, attention.write)

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from transformers import AttentionInterface
 
+from microbatch_kernels.attention_backend import AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
-from microbatch_kernels.dispatch import AttentionBackend
 from microbatch_kernels.store import KVStore
 
 ATTENTION_NAME: Final = "microbatch_paged"
@@ -35,6 +35,15 @@ class PagedStep:
         """``[B, heads, S, dim]`` to ``[T, heads, dim]``."""
         rows = states.transpose(1, 2).flatten(0, 1)
         return rows if self.packed is None else rows[self.packed.to(rows.device)]
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    ) -> torch.Tensor:
+        """One layer over packed tokens ``[T, heads, dim]``: their K/V stored, then their attention."""
+        inputs, kv = self.inputs.to(query.device), self.store.kv[layer]
+        self.backend.write(kv, key, value, inputs.slot_mapping)
+        self.num_calls += 1
+        return self.backend(query, kv, inputs, options)
 
     def unpack(self, rows: torch.Tensor, batch: int, length: int) -> torch.Tensor:
         """``[T, heads, dim]`` to ``[B, S, heads, dim]``, zero where padding was."""
@@ -63,12 +72,8 @@ def paged_attention(
         raise RuntimeError("paged attention was called without a PagedStep: this model does not pass its keywords on")
     batch, _, length, dim = query.shape
     layer: int = module.layer_idx  # type: ignore[assignment]
-    inputs = paged.inputs.to(query.device)
-    kv = paged.store.kv[layer]
-    kv.write(paged.pack(key), paged.pack(value), inputs.slot_mapping)
     options = AttentionOptions(dim**-0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    out = paged.backend(paged.pack(query), kv, inputs, options)
-    paged.num_calls += 1
+    out = paged.attend(layer, paged.pack(query), paged.pack(key), paged.pack(value), options)
     return paged.unpack(out, batch, length), None
 
 

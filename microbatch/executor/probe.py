@@ -20,8 +20,8 @@ from microbatch.errors import SetupError
 from microbatch.executor.attention import ATTENTION_NAME, PagedStep, register
 from microbatch.executor.cache import DenseCache, PagedCache
 from microbatch.executor.padding import PaddedBatch
+from microbatch_kernels.attention_backend import AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs
-from microbatch_kernels.dispatch import AttentionBackend
 from microbatch_kernels.store import KVStore, LayerSpec
 
 logger = logging.getLogger(__name__)
@@ -53,15 +53,29 @@ def layer_specs(model: Any) -> list[LayerSpec]:
     return specs
 
 
-def attach(model: Any, specs: Sequence[LayerSpec], backend: AttentionBackend, *, quantized: bool = False) -> bool:
+def probe_logits(model: Any) -> torch.Tensor:
+    """The model's own logits for the rows that ``attach`` tries: taken before anything of the model is replaced."""
+    return _dense_logits(model, _rows(model))
+
+
+def attach(
+    model: Any,
+    specs: Sequence[LayerSpec],
+    backend: AttentionBackend,
+    *,
+    quantized: bool = False,
+    expected: torch.Tensor | None = None,
+) -> bool:
     """Make ``model`` attend over the paged store. Returns False when it must keep its own attention over a dense
     gather.
 
-    Raises ``SetupError`` when neither gives the right logits.
+    ``expected``: its own ``probe_logits``, where parts of it have been replaced since. Raises ``SetupError`` when
+    neither way gives the right logits.
     """
     register()
     rows = _rows(model)
-    expected = _dense_logits(model, rows)
+    if expected is None:
+        expected = probe_logits(model)
     tolerance = _QUANTIZED_TOLERANCE if quantized else _TOLERANCE.get(specs[0].dtype, _HALF_TOLERANCE)
     own = model.config._attn_implementation
     if type(model)._can_set_attn_implementation():

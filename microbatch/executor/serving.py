@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
 from transformers import GenerationConfig
 
 from microbatch.errors import SetupError
+from microbatch.executor.cpu_kernels import CpuKernels
 from microbatch.executor.loading import LoadedModel
 from microbatch.executor.memory import default_num_blocks
-from microbatch.executor.probe import attach, layer_specs
+from microbatch.executor.probe import attach, layer_specs, probe_logits
 from microbatch.executor.run import PagedModel
 from microbatch_kernels.dispatch import choose_backend
 from microbatch_kernels.store import KVStore
@@ -19,27 +21,40 @@ logger = logging.getLogger(__name__)
 
 
 def put_over_store(
-    loaded: LoadedModel, *, block_size: int, num_blocks: int | None, num_tokens: int, attention: str = "auto"
+    loaded: LoadedModel,
+    *,
+    block_size: int,
+    num_blocks: int | None,
+    num_tokens: int,
+    attention: str = "auto",
+    kernels: CpuKernels | None = None,
 ) -> PagedModel:
     """The model with its store.
 
-    ``num_blocks`` None: what memory allows, on a CPU at most what ``num_tokens`` tokens need. ``SetupError`` when the
-    model cannot be served over the store or memory does not suffice.
+    ``num_blocks`` None: what memory allows, on a CPU at most what ``num_tokens`` tokens need. ``kernels``: also put its
+    layers over the C kernels, on a CPU. ``SetupError`` when the model cannot be served over the store or memory does
+    not suffice.
     """
     model: Any = loaded.model
     # Nothing of the model's own defaults (temperature, penalties, lists of bad words) may act beside our sampling.
     model.generation_config = GenerationConfig()
     try:
-        chosen, backend = choose_backend(attention)
+        folder = None if kernels is None else kernels.folder
+        backend = choose_backend(attention, device=loaded.device, folder=folder)
     except ValueError as error:
         raise SetupError(str(error)) from None
     specs = layer_specs(model)
-    paged = attach(model, specs, backend, quantized=loaded.quantization != "none")
+    expected = probe_logits(model)
+    rounded = loaded.quantization != "none"
+    if kernels is not None and backend.name == "cpu" and loaded.dtype == torch.float32 and not rounded:
+        kernels.put_under(model)
+        rounded = kernels.weights != torch.float32
+    paged = attach(model, specs, backend, quantized=rounded, expected=expected)
     bytes_per_block = block_size * sum(s.bytes_per_token for s in specs)
     blocks = num_blocks or default_num_blocks(bytes_per_block, loaded.device, -(-num_tokens // block_size))
     store = KVStore(specs, blocks, block_size)
     logger.info("K/V store: %d blocks of %d tokens, %d bytes a token", blocks, block_size, store.bytes_per_token)
-    logger.info("attention: %s", f"paged, {chosen}" if paged else "the model's own, over a dense gather")
+    logger.info("attention: %s", f"paged, {backend.name}" if paged else "the model's own, over a dense gather")
     vocab_size = model.get_input_embeddings().weight.shape[0]
     # Never stored and never attended to, so any id will do.
     return PagedModel(model, store, backend, loaded.device, vocab_size, pad_token_id=0, dense=not paged)

@@ -29,7 +29,7 @@ BLOCK = 4
 def executor_for(
     model: Any, num_blocks: int = 128, *, expect_paged: bool = True, backend: str = "torch"
 ) -> GenerateExecutor:
-    chosen = choose_backend(backend)[1]
+    chosen = choose_backend(backend)
     specs = layer_specs(model)
     assert attach(model, specs, chosen) is expect_paged
     store = KVStore(specs, num_blocks, BLOCK)
@@ -239,4 +239,4 @@ def test_a_model_that_gives_wrong_logits_both_ways_is_refused(monkeypatch: pytes
 
     monkeypatch.setattr(probe, "_dense_logits", lambda model, rows: torch.ones(2, VOCAB))
     with pytest.raises(SetupError, match="logits differ"):
-        attach(model, specs, choose_backend("torch")[1])
+        attach(model, specs, choose_backend("torch"))
