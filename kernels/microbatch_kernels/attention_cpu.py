@@ -12,10 +12,13 @@ from microbatch_kernels.attention_torch import attention_torch
 from microbatch_kernels.layer_kv import LayerKV
 from microbatch_kernels.metadata import cu_seqlens
 
-_TENSORS: Final = ("query", "keys", "values", "sinks", "out", "block_tables", "starts", "context_lens")
+_TENSORS: Final = (
+    *("query", "keys", "values", "key_scales", "value_scales"),
+    *("sinks", "out", "block_tables", "starts", "context_lens"),
+)
 _SIZES: Final = (
     *("sequences", "table_width", "block_size", "heads", "kv_heads", "key_dim", "value_dim"),
-    *("query_stride", "query_head_stride", "window"),
+    *("query_stride", "query_head_stride", "window", "kind"),
 )
 
 

@@ -1,4 +1,5 @@
-/* Causal attention of packed queries over their paged context, float32; see attention_naive.py for what it computes.
+/* Causal attention of packed queries over their paged context; see attention_naive.py for what it computes. Sums are
+ * float32, the pools float32 or 8 bits with a scale for each token and head (quantized_kv.py).
  *
  * Work is split into tiles: some query tokens of one sequence with some K/V heads. The keys of LANES positions are
  * transposed once and serve all rows (query tokens times heads of the group) of a K/V head; softmax runs along
@@ -14,15 +15,20 @@
 #define MAX_ROWS 32
 #define MAX_DIM 512
 
-/* Sizes in elements. Pools: [block][offset][kv_head][dim]. Row t, head h of the query: query + t * query_stride + h *
- * query_head_stride. out [tokens, heads, value_dim] contiguous. window 0: none. softcap 0: none. sinks [heads] or
- * null. starts [sequences + 1]: where each sequence's tokens begin. */
+/* How the pools keep their numbers. */
+enum kind { FLOAT32, INT8, FP8 };
+
+/* Sizes in elements. Pools: [block][offset][kv_head][dim], their scales [block][offset][kv_head] or null. Row t, head h
+ * of the query: query + t * query_stride + h * query_head_stride. out [tokens, heads, value_dim] contiguous. window 0:
+ * none. softcap 0: none. sinks [heads] or null. starts [sequences + 1]: where each sequence's tokens begin. */
 struct attention {
-    const float *query, *keys, *values, *sinks;
+    const float *query;
+    const char *keys, *values;
+    const float *key_scales, *value_scales, *sinks;
     float *out;
     const int64_t *block_tables, *starts, *context_lens;
     int64_t sequences, table_width, block_size, heads, kv_heads, key_dim, value_dim, query_stride, query_head_stride,
-        window;
+        window, kind;
     float scale, softcap;
 };
 
@@ -90,11 +96,41 @@ static void find_slots(const struct attention *a, int64_t sequence, int64_t firs
             }                                                                                                          \
     }
 
-INLINE void transpose_square(const float *const *from, int64_t d, float (*to)[LANES]) {
+/* The K/V of LANES positions for one head: where each begins, and its scale. */
+struct lanes {
+    const char *at[LANES];
+    float scale[LANES];
+};
+
+INLINE int64_t size_of(const enum kind kind) { return kind == FLOAT32 ? 4 : 1; }
+
+/* LANES numbers from element d on, without their scale. fp8 is e4m3: its bits are a float's with a smaller exponent. */
+INLINE vec numbers(const enum kind kind, const char *p, int64_t d) {
+    if (kind == FLOAT32)
+        return load((const float *)p + d);
+    byte_vec b;
+    memcpy(&b, p + d, sizeof b);
+    if (kind == INT8)
+        return __builtin_convertvector(b, vec);
+    const ivec wide = __builtin_convertvector(b, ivec);
+    return (vec)(((wide & 0x7f) << 20) | (wide & INT32_MIN)) * splat(0x1p120f);
+}
+
+INLINE float number(const enum kind kind, const char *p, int64_t d) {
+    if (kind == FLOAT32)
+        return ((const float *)p)[d];
+    char padded[LANES] = {p[d]};
+    return numbers(kind, padded, 0)[0];
+}
+
+INLINE void transpose_square(const enum kind kind, const struct lanes *from, int64_t d, float (*to)[LANES]) {
     vec rows[LANES];
 #pragma GCC unroll 16
-    for (int j = 0; j < LANES; j++)
-        rows[j] = load(from[j] + d);
+    for (int j = 0; j < LANES; j++) {
+        rows[j] = numbers(kind, from->at[j], d);
+        if (kind != FLOAT32)
+            rows[j] *= splat(from->scale[j]);
+    }
 #pragma GCC unroll 16
     for (int once = 0; once < 1; once++) {
         EXCHANGE(1) EXCHANGE(2) EXCHANGE(4) EXCHANGE(8)
@@ -104,13 +140,13 @@ INLINE void transpose_square(const float *const *from, int64_t d, float (*to)[LA
         store(to[d + j], rows[j]);
 }
 
-static void transpose_keys(const float *const *from, int64_t dim, float (*to)[LANES]) {
+INLINE void transpose_keys(const enum kind kind, const struct lanes *from, int64_t dim, float (*to)[LANES]) {
     int64_t d = 0;
     for (; d + LANES <= dim; d += LANES)
-        transpose_square(from, d, to);
+        transpose_square(kind, from, d, to);
     for (; d < dim; d++)
         for (int j = 0; j < LANES; j++)
-            to[d][j] = from[j][d];
+            to[d][j] = number(kind, from->at[j], d) * (kind == FLOAT32 ? 1.0f : from->scale[j]);
 }
 
 /* Scores of one row against the transposed keys: four sums, added in a fixed order. */
@@ -129,35 +165,39 @@ INLINE vec dot(const float *query, const float (*keys)[LANES], int64_t dim) {
 }
 
 /* sums += weights[low..high] * values of those lanes. */
-static void add_values(float *sums, const float *weights, const float *const *values, int low, int high, int64_t dim) {
+INLINE void add_values(const enum kind kind, float *sums, const float *weights, const struct lanes *values, int low,
+                       int high, int64_t dim) {
     int64_t d = 0;
+    float scaled[LANES];
+    for (int j = low; j <= high; j++)
+        scaled[j] = kind == FLOAT32 ? weights[j] : weights[j] * values->scale[j];
     for (; d + 4 * LANES <= dim; d += 4 * LANES) {
         vec a = load(sums + d), b = load(sums + d + LANES), c = load(sums + d + 2 * LANES),
             e = load(sums + d + 3 * LANES);
         for (int j = low; j <= high; j++) {
-            const vec w = splat(weights[j]);
-            const float *v = values[j] + d;
-            a += w * load(v);
-            b += w * load(v + LANES);
-            c += w * load(v + 2 * LANES);
-            e += w * load(v + 3 * LANES);
+            const vec w = splat(scaled[j]);
+            const char *v = values->at[j];
+            a += w * numbers(kind, v, d);
+            b += w * numbers(kind, v, d + LANES);
+            c += w * numbers(kind, v, d + 2 * LANES);
+            e += w * numbers(kind, v, d + 3 * LANES);
         }
         store(sums + d, a), store(sums + d + LANES, b), store(sums + d + 2 * LANES, c), store(sums + d + 3 * LANES, e);
     }
     for (; d + LANES <= dim; d += LANES) {
         vec a = load(sums + d);
         for (int j = low; j <= high; j++)
-            a += splat(weights[j]) * load(values[j] + d);
+            a += splat(scaled[j]) * numbers(kind, values->at[j], d);
         store(sums + d, a);
     }
     for (; d < dim; d++)
         for (int j = low; j <= high; j++)
-            sums[d] += weights[j] * values[j][d];
+            sums[d] += scaled[j] * number(kind, values->at[j], d);
 }
 
 /* One row against one block of keys; lanes low..high are those that it sees. */
-static void attend_row(const struct attention *a, struct state *s, int row, const float *const *values, int low,
-                       int high) {
+INLINE void attend_row(const enum kind kind, const struct attention *a, struct state *s, int row,
+                       const struct lanes *values, int low, int high) {
     ivec lane;
     for (int j = 0; j < LANES; j++)
         lane[j] = j;
@@ -178,7 +218,7 @@ static void attend_row(const struct attention *a, struct state *s, int row, cons
     const vec weights = select_(seen, exp_(scores - splat(s->top[row])), (vec){});
     s->total[row] += weights;
     store(s->weights[row], weights);
-    add_values(s->sums[row], s->weights[row], values, low, high, a->value_dim);
+    add_values(kind, s->sums[row], s->weights[row], values, low, high, a->value_dim);
 }
 
 /* ---- a tile */
@@ -218,27 +258,33 @@ static void end_rows(const struct attention *a, struct state *s, const struct ti
     }
 }
 
-static void fetch(const float *p, int64_t dim) {
-    for (int64_t d = 0; d < dim; d += 16)
-        __builtin_prefetch(p + d, 0, 3);
+static void fetch(const char *p, int64_t size) {
+    for (int64_t at = 0; at < size; at += 64)
+        __builtin_prefetch(p + at, 0, 3);
+}
+
+/* The lanes of one pool at `slots`, while those at `coming` are fetched. */
+INLINE void find_lanes(const enum kind kind, const char *pool, const float *scales, int64_t kv_heads, int64_t kv_head,
+                       int64_t dim, const int64_t *slots, const int64_t *coming, struct lanes *lanes) {
+    const int64_t size = dim * size_of(kind);
+    for (int j = 0; j < LANES; j++) {
+        lanes->at[j] = pool + (slots[j] * kv_heads + kv_head) * size;
+        if (kind != FLOAT32)
+            lanes->scale[j] = scales[slots[j] * kv_heads + kv_head];
+        fetch(pool + (coming[j] * kv_heads + kv_head) * size, size);
+    }
 }
 
 /* The block of keys from position `first` on, for one K/V head and all its rows. `coming`: the slots of the block after
- * it, fetched meanwhile. */
-static void attend_block(const struct attention *a, struct state *s, const struct tile *t, int64_t kv_head,
-                         int64_t first, const int64_t *slots, const int64_t *coming) {
+ * it, fetched meanwhile. `kind` is a constant where this is inlined. */
+INLINE void attend_block(const enum kind kind, const struct attention *a, struct state *s, const struct tile *t,
+                         int64_t kv_head, int64_t first, const int64_t *slots, const int64_t *coming) {
     const int group = (int)(a->heads / a->kv_heads);
-    const float *keys[LANES], *values[LANES];
-    const float *key_pool = a->keys + (t->kv_head + kv_head) * a->key_dim;
-    const float *value_pool = a->values + (t->kv_head + kv_head) * a->value_dim;
-    const int64_t key_stride = a->kv_heads * a->key_dim, value_stride = a->kv_heads * a->value_dim;
-    for (int j = 0; j < LANES; j++) {
-        keys[j] = key_pool + slots[j] * key_stride;
-        values[j] = value_pool + slots[j] * value_stride;
-        fetch(key_pool + coming[j] * key_stride, a->key_dim);
-        fetch(value_pool + coming[j] * value_stride, a->value_dim);
-    }
-    transpose_keys(keys, a->key_dim, s->keys);
+    const int64_t head = t->kv_head + kv_head;
+    struct lanes keys, values;
+    find_lanes(kind, a->keys, a->key_scales, a->kv_heads, head, a->key_dim, slots, coming, &keys);
+    find_lanes(kind, a->values, a->value_scales, a->kv_heads, head, a->value_dim, slots, coming, &values);
+    transpose_keys(kind, &keys, a->key_dim, s->keys);
     const int64_t position =
         a->context_lens[t->sequence] - (a->starts[t->sequence + 1] - a->starts[t->sequence]) + t->first;
     for (int64_t token = 0; token < t->tokens; token++) {
@@ -247,14 +293,28 @@ static void attend_block(const struct attention *a, struct state *s, const struc
         const int high = (int)(own - first < LANES ? own - first : LANES - 1);
         if (low <= high)
             for (int g = 0; g < group; g++)
-                attend_row(a, s, row_of(t, group, kv_head, token) + g, values, low, high);
+                attend_row(kind, a, s, row_of(t, group, kv_head, token) + g, &values, low, high);
     }
 }
+
+typedef void block_kernel(const struct attention *, struct state *, const struct tile *, int64_t, int64_t,
+                          const int64_t *, const int64_t *);
+
+#define BLOCK_KERNEL(name, kind)                                                                                       \
+    static void name(const struct attention *a, struct state *s, const struct tile *t, int64_t kv_head, int64_t first, \
+                     const int64_t *slots, const int64_t *coming) {                                                    \
+        attend_block(kind, a, s, t, kv_head, first, slots, coming);                                                    \
+    }
+
+BLOCK_KERNEL(block_float32, FLOAT32)
+BLOCK_KERNEL(block_int8, INT8)
+BLOCK_KERNEL(block_fp8, FP8)
 
 static void run_tile(const struct attention *a, struct state *s, const struct tile *t) {
     const int64_t new_tokens = a->starts[t->sequence + 1] - a->starts[t->sequence];
     const int64_t position = a->context_lens[t->sequence] - new_tokens + t->first, last = position + t->tokens - 1;
     const int64_t oldest = a->window && position + 1 > a->window ? position + 1 - a->window : 0;
+    static block_kernel *const blocks[] = {block_float32, block_int8, block_fp8};
     int64_t slots[LANES], coming[LANES];
     for (int64_t h = 0; h < t->num_kv_heads; h++)
         for (int64_t token = 0; token < t->tokens; token++)
@@ -265,7 +325,7 @@ static void run_tile(const struct attention *a, struct state *s, const struct ti
         memcpy(slots, coming, sizeof slots);
         find_slots(a, t->sequence, first + LANES, coming);
         for (int64_t h = 0; h < t->num_kv_heads; h++)
-            attend_block(a, s, t, h, first, slots, coming);
+            blocks[a->kind](a, s, t, h, first, slots, coming);
     }
     for (int64_t h = 0; h < t->num_kv_heads; h++)
         for (int64_t token = 0; token < t->tokens; token++)

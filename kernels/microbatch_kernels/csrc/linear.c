@@ -20,7 +20,6 @@
 enum kind { FLOAT32, BFLOAT16, INT8 };
 
 typedef uint16_t half_vec __attribute__((vector_size(LANES * 2)));
-typedef int8_t byte_vec __attribute__((vector_size(LANES)));
 
 INLINE ptrdiff_t size_of(const enum kind kind) { return kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1; }
 

@@ -15,6 +15,7 @@
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
+typedef int8_t byte_vec __attribute__((vector_size(LANES)));
 
 #define INLINE static inline __attribute__((always_inline))
 
