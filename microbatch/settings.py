@@ -130,6 +130,11 @@ class Settings:
     )
     block_size: int = _row(16, "Tokens in a block of K/V memory.", "N", minimum=1, maximum=1024)
     kv_blocks: int | None = _row(None, "Blocks of K/V memory. Without it: as the free memory allows.", "N", minimum=1)
+    kv_dtype: str = _row(
+        "auto",
+        "Format of K/V memory. auto: the model's own; fp8 and int8: 8 bits and a scale for each token and head.",
+        choices=("auto", "fp8", "int8"),
+    )
     prefix_cache: bool = _row(True, "Keep the K/V of prompt beginnings for requests that share them.")
     log_level: str = _row("info", "Least severe messages to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = _row(False, "Log one JSON object a line.")

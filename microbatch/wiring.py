@@ -86,6 +86,7 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         num_blocks=settings.kv_blocks,
         num_tokens=limit * max(_FULL_CONTEXTS, settings.max_batch_size),
         kernels=_cpu_kernels(settings),
+        kv_dtype=settings.kv_dtype,
     )
     # A model with attention of its own may measure distances in columns, and a cached prefix leaves a gap in them.
     shares_prefixes = not model.dense

@@ -1,4 +1,4 @@
-"""Paged attention in C for a CPU, float32: see ``csrc/attention.c``."""
+"""Paged attention in C for a CPU, over pools of float32 or 8 bits: see ``csrc/attention.c``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _SIZES: Final = (
     *("sequences", "table_width", "block_size", "heads", "kv_heads", "key_dim", "value_dim"),
     *("query_stride", "query_head_stride", "window", "kind"),
 )
+#: The kinds of ``csrc/attention.c``, by the dtype of the pools.
+_KINDS: Final = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
 class _Attention(ctypes.Structure):
@@ -53,7 +55,7 @@ class CpuAttention:
         starts, context_lens = self._lengths(inputs)
         arguments = _Attention(
             *(t.data_ptr() for t in (query, kv.keys, kv.values)),
-            None if sinks is None else sinks.data_ptr(),
+            *(None if t is None else t.data_ptr() for t in (kv.key_scales, kv.value_scales, sinks)),
             *(t.data_ptr() for t in (out, inputs.block_tables, starts, context_lens)),
             len(inputs.query_lens),
             inputs.block_tables.shape[1],
@@ -65,6 +67,7 @@ class CpuAttention:
             query.stride(0),
             query.stride(1),
             options.sliding_window or 0,
+            _KINDS[kv.keys.dtype],
             options.scale,
             options.softcap or 0.0,
         )
@@ -88,7 +91,8 @@ class CpuAttention:
 
     def _fits(self, query: torch.Tensor, kv: LayerKV) -> bool:
         return (
-            _plain(kv)
+            kv.keys.dtype in _KINDS
+            and kv.keys.device.type == "cpu"
             and query.dtype == torch.float32
             and max(kv.keys.shape[3], kv.values.shape[3]) <= self._max_dim
             and query.shape[1] // kv.num_kv_heads <= self._max_group

@@ -12,7 +12,7 @@ from microbatch.errors import SetupError
 from microbatch.executor.cpu_kernels import CpuKernels
 from microbatch.executor.loading import LoadedModel
 from microbatch.executor.memory import default_num_blocks
-from microbatch.executor.probe import attach, layer_specs, probe_logits
+from microbatch.executor.probe import attach, layer_specs, probe_logits, store_as
 from microbatch.executor.run import PagedModel
 from microbatch_kernels.dispatch import choose_backend
 from microbatch_kernels.store import KVStore
@@ -28,6 +28,7 @@ def put_over_store(
     num_tokens: int,
     attention: str = "auto",
     kernels: CpuKernels | None = None,
+    kv_dtype: str = "auto",
 ) -> PagedModel:
     """The model with its store.
 
@@ -50,6 +51,7 @@ def put_over_store(
         kernels.put_under(model)
         rounded = kernels.weights != torch.float32
     paged = attach(model, specs, backend, quantized=rounded, expected=expected)
+    specs = store_as(model, specs, backend, kv_dtype, paged=paged)
     bytes_per_block = block_size * sum(s.bytes_per_token for s in specs)
     blocks = num_blocks or default_num_blocks(bytes_per_block, loaded.device, -(-num_tokens // block_size))
     store = KVStore(specs, blocks, block_size)
