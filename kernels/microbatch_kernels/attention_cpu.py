@@ -32,6 +32,13 @@ class _Attention(ctypes.Structure):
     _fields_ += [("scale", ctypes.c_float), ("softcap", ctypes.c_float)]
 
 
+class _Write(ctypes.Structure):
+    """``struct write``."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("pool", "scales", "states", "slots")]
+    _fields_ += [(name, ctypes.c_int64) for name in ("tokens", "heads", "dim", "stride", "kind")]
+
+
 class CpuAttention:
     """The backend over a built library. What it cannot do (other dtypes, very wide heads) goes to torch operators."""
 
@@ -40,7 +47,6 @@ class CpuAttention:
         self._write = library.microbatch_write
         self._max_dim = library.microbatch_attention_max_dim()
         self._max_group = library.microbatch_attention_max_group()
-        self._write.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 5
         self._write.restype = None
 
     def __call__(
@@ -77,22 +83,23 @@ class CpuAttention:
 
     def write(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Store K/V of T tokens, as ``LayerKV.write``."""
-        if not (_plain(kv) and _rows(keys, kv.keys) and _rows(values, kv.values)):
+        if not all(_readable(kv) and _in_rows(states) for states in (keys, values)):
             kv.write(keys, values, slots)
             return
-        self._write(
-            *(t.data_ptr() for t in (kv.keys, kv.values, keys, values, slots)),
-            len(slots),
-            kv.keys.stride(1),
-            kv.values.stride(1),
-            keys.stride(0),
-            values.stride(0),
-        )
+        for pool, scales, states in ((kv.keys, kv.key_scales, keys), (kv.values, kv.value_scales, values)):
+            tokens, heads, dim = states.shape
+            arguments = _Write(
+                pool.data_ptr(),
+                None if scales is None else scales.data_ptr(),
+                states.data_ptr(),
+                slots.data_ptr(),
+                *(tokens, heads, dim, states.stride(0), _KINDS[pool.dtype]),
+            )
+            self._write(ctypes.byref(arguments))
 
     def _fits(self, query: torch.Tensor, kv: LayerKV) -> bool:
         return (
-            kv.keys.dtype in _KINDS
-            and kv.keys.device.type == "cpu"
+            _readable(kv)
             and query.dtype == torch.float32
             and max(kv.keys.shape[3], kv.values.shape[3]) <= self._max_dim
             and query.shape[1] // kv.num_kv_heads <= self._max_group
@@ -107,11 +114,11 @@ class CpuAttention:
         return inputs.masks["starts", 0, None], inputs.masks["context_lens", 0, None]
 
 
-def _plain(kv: LayerKV) -> bool:
-    """Whether the pool holds float32 in the memory of the CPU."""
-    return kv.keys.dtype == torch.float32 and kv.keys.device.type == "cpu"
+def _readable(kv: LayerKV) -> bool:
+    """Whether the pool is in the memory of the CPU and of a format that the kernels know."""
+    return kv.keys.dtype in _KINDS and kv.keys.device.type == "cpu"
 
 
-def _rows(states: torch.Tensor, pool: torch.Tensor) -> bool:
-    """Whether ``states`` ``[T, heads, dim]`` lie as rows that can be copied whole."""
-    return states.dtype == pool.dtype and states.stride(2) == 1 and states.stride(1) == states.shape[2]
+def _in_rows(states: torch.Tensor) -> bool:
+    """Whether ``states`` ``[T, heads, dim]`` are float32 and lie as whole rows."""
+    return states.dtype == torch.float32 and states.stride(2) == 1 and states.stride(1) == states.shape[2]

@@ -6,7 +6,7 @@
  * (online), so nothing of the context's length is ever stored. Every row sums in the same order of positions, whatever is in the tile beside it: a
  * token's result does not depend on its neighbours or on how its prompt was cut into chunks, to the bit.
  */
-#include "vector.h"
+#include "pool.h"
 
 #include <math.h>
 #include <omp.h>
@@ -14,9 +14,6 @@
 
 #define MAX_ROWS 32
 #define MAX_DIM 512
-
-/* How the pools keep their numbers. */
-enum kind { FLOAT32, INT8, FP8 };
 
 /* Sizes in elements. Pools: [block][offset][kv_head][dim], their scales [block][offset][kv_head] or null. Row t, head h
  * of the query: query + t * query_stride + h * query_head_stride. out [tokens, heads, value_dim] contiguous. window 0:
@@ -372,13 +369,4 @@ int microbatch_attention(const struct attention *a) {
     }
     free(tiles);
     return 0;
-}
-
-/* Store `tokens` rows of keys and values [kv_heads, dim] at their slots; strides between rows in elements. */
-void microbatch_write(float *key_pool, float *value_pool, const float *keys, const float *values, const int64_t *slots,
-                      int64_t tokens, int64_t key_size, int64_t value_size, int64_t key_stride, int64_t value_stride) {
-    for (int64_t t = 0; t < tokens; t++) {
-        memcpy(key_pool + slots[t] * key_size, keys + t * key_stride, key_size * sizeof(float));
-        memcpy(value_pool + slots[t] * value_size, values + t * value_stride, value_size * sizeof(float));
-    }
 }
