@@ -50,7 +50,7 @@ class Reader:
 
     def __init__(self, loaded: LoadedModel, width: int, formats: Sequence[str] = FORMATS) -> None:
         self.model: Any = loaded.model
-        self.backend = choose_backend("torch")[1]
+        self.backend = choose_backend("torch")
         specs = layer_specs(self.model)
         if not attach(self.model, specs, self.backend):
             raise SystemExit("this model's attention does not run over the paged store")

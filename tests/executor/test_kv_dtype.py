@@ -21,9 +21,10 @@ from microbatch.executor.paged import PagedExecutor
 from microbatch.executor.probe import attach, layer_specs, store_as
 from microbatch.executor.run import PagedModel
 from microbatch.executor.serving import put_over_store
+from microbatch_kernels.attention_backend import Attend, AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.attention_naive import attention_naive
-from microbatch_kernels.dispatch import AttentionBackend, choose_backend
+from microbatch_kernels.dispatch import choose_backend
 from microbatch_kernels.layer_kv import LayerKV
 from microbatch_kernels.manager import PagedKVManager
 from microbatch_kernels.store import KVStore
@@ -65,7 +66,7 @@ def rounding_greedy(family: str, name: str, counts: list[int]) -> list[list[int]
 
 
 def paged_model(model: Any, name: str, num_blocks: int = 128, backend: str = "torch") -> PagedModel:
-    chosen = choose_backend(backend)[1]
+    chosen = choose_backend(backend)
     specs = layer_specs(model)
     paged = attach(model, specs, chosen)
     stored = store_as(model, specs, chosen, name, paged=paged)
@@ -144,10 +145,11 @@ def no_8_bits(query: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, options
 
 
 @pytest.mark.parametrize(
-    ("backend", "reason"), [(without_scales, "logits differ"), (no_8_bits, "this backend reads no scales")]
+    ("attend", "reason"), [(without_scales, "logits differ"), (no_8_bits, "this backend reads no scales")]
 )
 @pytest.mark.parametrize("name", ["int8", "fp8"])
-def test_nonsense_is_refused_at_load_with_the_way_out(backend: AttentionBackend, reason: str, name: str) -> None:
+def test_nonsense_is_refused_at_load_with_the_way_out(attend: Attend, reason: str, name: str) -> None:
+    backend = AttentionBackend("broken", attend)
     model = tiny_model("llama")
     specs = layer_specs(model)
     assert attach(model, specs, backend)
