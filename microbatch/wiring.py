@@ -84,6 +84,7 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         block_size=settings.block_size,
         num_blocks=settings.kv_blocks,
         num_tokens=limit * max(_FULL_CONTEXTS, settings.max_batch_size),
+        packed=not policy.run_to_completion,
     )
     # A model with attention of its own may measure distances in columns, and a cached prefix leaves a gap in them.
     shares_prefixes = not model.dense

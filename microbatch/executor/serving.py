@@ -8,6 +8,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from microbatch.errors import SetupError
+from microbatch.executor.kv_shapes import cached_specs
 from microbatch.executor.loading import LoadedModel
 from microbatch.executor.memory import default_num_blocks
 from microbatch.executor.probe import attach, layer_specs
@@ -19,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def put_over_store(
-    loaded: LoadedModel, *, block_size: int, num_blocks: int | None, num_tokens: int, attention: str = "auto"
+    loaded: LoadedModel, *, block_size: int, num_blocks: int | None, num_tokens: int, packed: bool, attention: str = "auto"
 ) -> PagedModel:
-    """The model with its store.
+    """The model with its store. ``packed``: for the step loop, and not only for ``generate``.
 
     ``num_blocks`` None: what memory allows, on a CPU at most what ``num_tokens`` tokens need. ``SetupError`` when the
     model cannot be served over the store or memory does not suffice.
@@ -34,7 +35,9 @@ def put_over_store(
     except ValueError as error:
         raise SetupError(str(error)) from None
     specs = layer_specs(model)
-    paged = attach(model, specs, backend, quantized=loaded.quantization != "none")
+    paged = attach(model, specs, backend, quantized=loaded.quantization != "none", packed=packed)
+    if not paged:
+        specs = cached_specs(model)
     bytes_per_block = block_size * sum(s.bytes_per_token for s in specs)
     blocks = num_blocks or default_num_blocks(bytes_per_block, loaded.device, -(-num_tokens // block_size))
     store = KVStore(specs, blocks, block_size)

@@ -1,0 +1,52 @@
+"""Do the attention calls of a model carry the windows that its config promises?
+
+The probe's rows are shorter than any real window, so logits alone cannot tell a model that hands its window to our
+attention function from one that hides it in a mask, which we never see.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
+from microbatch_kernels.dispatch import AttentionBackend
+from microbatch_kernels.layer_kv import LayerKV
+
+
+class WindowWatch:
+    """A backend that notes the window of every call and passes it on."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self.windows: list[int | None] = []
+        self._backend = backend
+
+    def __call__(
+        self, query: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, options: AttentionOptions
+    ) -> torch.Tensor:
+        """One attention call."""
+        self.windows.append(options.sliding_window)
+        return self._backend(query, kv, inputs, options)
+
+    def problem(self, config: Any) -> str | None:
+        """What is wrong with the windows seen, one call a layer, or None."""
+        for layer, (promised, window) in enumerate(zip(promised_windows(config, len(self.windows)), self.windows)):
+            if promised is None:
+                return f"layer {layer} attends in a way of its own"
+            if promised is not (window is not None):
+                return f"layer {layer} {'hides its' if promised else 'has an unannounced'} window"
+        return None
+
+
+def promised_windows(config: Any, num_layers: int) -> list[bool | None]:
+    """Whether each layer attends in a window, by the config. None: to something that is no window (chunks)."""
+    text = config.get_text_config()
+    types = getattr(text, "layer_types", None)
+    if types:
+        known = {"full_attention": False, "sliding_attention": True}
+        return [known.get(name) for name in types]
+    if getattr(text, "attention_chunk_size", None):
+        return [None] * num_layers
+    windowed = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True)
+    return [windowed] * num_layers
