@@ -68,8 +68,7 @@ def attach(
             return True
         model.set_attn_implementation(own)
         logger.warning("%s: paged attention does not fit (%s); using a dense gather", type(model).__name__, problem)
-    dense = cached_specs(model)
-    problem = _problem(lambda: _padded_logits(model, dense, backend, rows, DenseCache), len(dense), expected, tolerance)
+    problem = _problem(model, cached_specs(model), backend, rows, (expected, tolerance), DenseCache)
     if problem is not None:
         raise SetupError(f"{type(model).__name__} cannot be served over the paged store: {problem}")
     return False
@@ -96,17 +95,30 @@ def _paged_problem(
 ) -> str | None:
     """What is wrong with our attention in this model, or None. ``wanted``: the right logits, how far off is right."""
     watch = WindowWatch(backend)
-    problem = _problem(lambda: _padded_logits(model, specs, watch, rows, PagedCache), len(specs), *wanted)
+    problem = _problem(model, specs, watch, rows, wanted, PagedCache)
     if problem is None:
         problem = watch.problem(model.config)
     if problem is None and packed:
-        problem = _problem(lambda: _packed_logits(model, specs, backend, rows), len(specs), *wanted)
+        problem = _judge(lambda: _packed_logits(model, specs, backend, rows), len(specs), wanted)
         problem = problem and f"in the step loop: {problem}"
     return problem
 
 
-def _problem(run: Callable[[], _Logits], num_layers: int, expected: torch.Tensor, tolerance: float) -> str | None:
+def _problem(
+    model: Any,
+    specs: Sequence[LayerSpec],
+    backend: AttentionBackend,
+    rows: Sequence[Sequence[int]],
+    wanted: tuple[torch.Tensor, float],
+    cache_class: type[PagedCache],
+) -> str | None:
+    """What is wrong with the logits over the store, or None. ``wanted``: the dense ones, and how far off is right."""
+    return _judge(lambda: _paged_logits(model, specs, backend, rows, cache_class), len(specs), wanted)
+
+
+def _judge(run: Callable[[], _Logits], num_layers: int, wanted: tuple[torch.Tensor, float]) -> str | None:
     """What is wrong with the logits that ``run`` gives, or None."""
+    expected, tolerance = wanted
     try:
         logits, calls = run()
     except Exception as error:  # whatever a foreign model raises, it means no
@@ -120,7 +132,7 @@ def _problem(run: Callable[[], _Logits], num_layers: int, expected: torch.Tensor
 
 
 @torch.no_grad()
-def _padded_logits(
+def _paged_logits(
     model: Any,
     specs: Sequence[LayerSpec],
     backend: AttentionBackend,

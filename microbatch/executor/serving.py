@@ -20,7 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 def put_over_store(
-    loaded: LoadedModel, *, block_size: int, num_blocks: int | None, num_tokens: int, packed: bool, attention: str = "auto"
+    loaded: LoadedModel,
+    *,
+    block_size: int,
+    num_blocks: int | None,
+    num_tokens: int,
+    packed: bool,
+    attention: str = "auto",
 ) -> PagedModel:
     """The model with its store. ``packed``: for the step loop, and not only for ``generate``.
 
