@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that the device, or the host, had no memory left."""
     if isinstance(error, (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)):
         return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
