@@ -22,7 +22,7 @@ _RECORDER: Final = "microbatch_shapes"
 def refuse_other_state(model: Any) -> None:
     """``SetupError`` if a layer of the model keeps more than keys and values (linear attention, convolutions, an
     index)."""
-    for index, layer in enumerate(DynamicCache(config=model.config).layers):
+    for index, layer in enumerate(_new_cache(model).layers):
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise _other_state(model, index, layer)
 
@@ -30,14 +30,11 @@ def refuse_other_state(model: Any) -> None:
 @torch.no_grad()
 def cached_specs(model: Any) -> list[LayerSpec]:
     """The K/V of every layer as the model gives it to its cache, read off a forward of two tokens."""
-    cache = DynamicCache(config=model.config)
+    cache = _new_cache(model)
     try:
         model(input_ids=torch.tensor([[1, 2]], device=model.device), cache=cache, use_cache=True)
     except Exception as error:  # a foreign model may raise anything
-        raise SetupError(
-            f"{type(model).__name__} does not run with a K/V cache ({type(error).__name__}: {first_line(error)}):"
-            " microbatch cannot serve it"
-        ) from error
+        raise _no_cache(model, error) from error
     specs = []
     for index, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
@@ -83,6 +80,20 @@ def _record(
     seen[layer] = _spec(key, value)
     batch, heads, length, _ = query.shape
     return query.new_zeros(batch, length, heads, value.shape[-1]), None
+
+
+def _new_cache(model: Any) -> DynamicCache:
+    try:
+        return DynamicCache(config=model.config)
+    except Exception as error:  # layers of a kind that transformers has no cache for
+        raise _no_cache(model, error) from error
+
+
+def _no_cache(model: Any, error: Exception) -> SetupError:
+    return SetupError(
+        f"{type(model).__name__} does not run with a K/V cache ({type(error).__name__}: {first_line(error)}):"
+        " microbatch cannot serve it"
+    )
 
 
 def _spec(keys: torch.Tensor, values: torch.Tensor) -> LayerSpec:

@@ -81,7 +81,13 @@ def _rows(model: Any) -> list[list[int]]:
 
 @torch.no_grad()
 def _dense_logits(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    logits = [model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0, -1] for row in rows]
+    try:
+        logits = [model(input_ids=torch.tensor([r], device=model.device), use_cache=False).logits[0, -1] for r in rows]
+    except Exception as error:
+        raise SetupError(
+            f"{type(model).__name__} does not run ({type(error).__name__}: {first_line(error)}): microbatch cannot"
+            " serve it"
+        ) from error
     return torch.stack(logits).float()
 
 
@@ -97,7 +103,7 @@ def _paged_problem(
     watch = WindowWatch(backend)
     problem = _problem(model, specs, watch, rows, wanted, PagedCache)
     if problem is None:
-        problem = watch.problem(model.config)
+        problem = watch.problem(model)
     if problem is None and packed:
         problem = _judge(lambda: _packed_logits(model, specs, backend, rows), len(specs), wanted)
         problem = problem and f"in the step loop: {problem}"

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from microbatch.errors import SetupError
+from microbatch.executor import windows
 from microbatch.executor.attention import PagedStep
 from microbatch.executor.kv_shapes import attended_specs, cached_specs
 from microbatch.executor.probe import attach, layer_specs
-from microbatch.executor.windows import WindowWatch, promised_windows
+from microbatch.executor.windows import WindowWatch
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.dispatch import AttentionBackend, choose_backend
 from microbatch_kernels.store import KVStore
@@ -126,25 +127,61 @@ def test_a_model_that_runs_only_inside_generate_is_told_apart(caplog: pytest.Log
     assert "in the step loop: RuntimeError: paged attention was called without a PagedStep" in caplog.text
 
 
-def test_a_window_that_never_reaches_our_attention_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_that_never_reaches_our_attention_is_noticed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Windows of real models are longer than the probe's rows: the logits of the probe would be right."""
     model = tiny_model("llama")
     model.config.sliding_window = 4096
+    monkeypatch.setattr(windows, "knows_windows", lambda model: True)
     with caplog.at_level(logging.WARNING):
         assert not attach(model, layer_specs(model), choose_backend()[1])
     assert "layer 0 hides its window" in caplog.text
 
 
-def watch_of(windows: list[int | None]) -> WindowWatch:
+def test_a_window_in_the_config_of_a_model_that_knows_none_is_no_matter() -> None:
+    model = tiny_model("llama")
+    model.config.sliding_window = 4096
+    assert attach(model, layer_specs(model), choose_backend()[1])
+
+
+def test_which_models_know_windows() -> None:
+    assert [windows.knows_windows(tiny_model(f)) for f in ("llama", "gpt2", "mistral", "gemma2", "gpt_oss")] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    foreign = type("Foreign", (torch.nn.Module,), {"__module__": "not.there"})
+    assert windows.knows_windows(foreign())
+
+
+def test_a_model_that_does_not_run_is_a_setup_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    specs = layer_specs(model)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("shapes do not match\nand more")
+
+    monkeypatch.setattr(model, "forward", broken)
+    with pytest.raises(SetupError, match=r"LlamaForCausalLM does not run \(RuntimeError: shapes do not match\)"):
+        attach(model, specs, choose_backend()[1])
+    with pytest.raises(SetupError, match="does not run with a K/V cache"):
+        cached_specs(model)
+    assert attended_specs(model) is None
+
+
+def watch_of(seen: list[int | None]) -> WindowWatch:
     watch = WindowWatch(lambda query, kv, inputs, options: query)
     anything: Any = None
-    for window in windows:
+    for window in seen:
         watch(anything, anything, anything, AttentionOptions(1.0, window))
     return watch
 
 
 @pytest.mark.parametrize(
-    ("fields", "windows", "problem"),
+    ("fields", "seen", "problem"),
     [
         ({}, [None, None], None),
         ({"sliding_window": 8}, [8, 8], None),
@@ -158,14 +195,17 @@ def watch_of(windows: list[int | None]) -> WindowWatch:
     ],
 )
 def test_windows_are_those_that_the_config_promises(
-    fields: dict[str, Any], windows: list[int | None], problem: str | None
+    fields: dict[str, Any], seen: list[int | None], problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(windows, "knows_windows", lambda model: True)
     config = SimpleNamespace(**fields)
     config.get_text_config = lambda: config
-    assert watch_of(windows).problem(config) == problem
+    assert watch_of(seen).problem(SimpleNamespace(config=config)) == problem
 
 
 @pytest.mark.parametrize("family", ["cohere2", "gemma3_text", "gpt_oss", "qwen2", "qwen2+window", "smollm3"])
 def test_promises_are_read_as_transformers_means_them(family: str) -> None:
     config = tiny_model(family).config
-    assert promised_windows(config, len(config.layer_types)) == [t == "sliding_attention" for t in config.layer_types]
+    assert windows.promised_windows(config, len(config.layer_types), True) == [
+        t == "sliding_attention" for t in config.layer_types
+    ]
