@@ -33,6 +33,7 @@ from microbatch.executor.cpu_kernels import WEIGHT_DTYPES, CpuKernels  # noqa: E
 from microbatch.executor.embedded import default_home  # noqa: E402
 from microbatch.executor.loading import LoadedModel, ModelSpec, load_model  # noqa: E402
 from microbatch.executor.paged import PagedExecutor  # noqa: E402
+from microbatch.executor.profiling import StepShape  # noqa: E402
 from microbatch.executor.serving import put_over_store  # noqa: E402
 from microbatch_kernels.manager import PagedKVManager  # noqa: E402
 
@@ -81,7 +82,8 @@ class Ours:
 
     def __init__(self, loaded: LoadedModel, weights: str) -> None:
         kernels = CpuKernels(default_home() / "kernels", WEIGHT_DTYPES[weights])
-        self.model = put_over_store(loaded, block_size=16, num_blocks=4096, num_tokens=0, kernels=kernels)
+        step = StepShape(64, 2048, 8192, packed=True)
+        self.model, _ = put_over_store(loaded, block_size=16, num_blocks=4096, num_tokens=0, step=step, kernels=kernels)
         self._executor = PagedExecutor(self.model, loaded.eos_token_ids)
 
     def steps(self, prompts: Prompts) -> list[float]:

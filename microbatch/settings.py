@@ -135,6 +135,13 @@ class Settings:
         "Format of K/V memory. auto: the model's own; fp8 and int8: 8 bits and a scale for each token and head.",
         choices=("auto", "fp8", "int8"),
     )
+    memory_utilization: float = _row(
+        0.80,
+        "Share of memory to fill: of a GPU's for weights, activations and K/V, of a machine's free one for K/V.",
+        "SHARE",
+        minimum=0.05,
+        maximum=0.98,
+    )
     prefix_cache: bool = _row(True, "Keep the K/V of prompt beginnings for requests that share them.")
     log_level: str = _row("info", "Least severe messages to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = _row(False, "Log one JSON object a line.")

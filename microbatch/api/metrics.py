@@ -130,6 +130,8 @@ class _Gauges(Collector):
         yield _gauge("num_requests_running", "Sequences in the running batch.", now.num_running)
         yield _gauge("num_requests_waiting", "Sequences that wait.", now.num_waiting)
         yield _gauge("kv_cache_usage_perc", "Share of the K/V blocks in use, 0 to 1.", now.kv_cache_usage)
+        yield _gauge("kv_cache_bytes", "Bytes of all K/V blocks.", now.kv_cache_bytes)
+        yield _gauge("kv_cache_bytes_per_token", "Bytes of one token's K/V.", now.kv_bytes_per_token)
 
     def describe(self) -> Iterable[Metric]:
         return []

@@ -22,9 +22,12 @@ class EngineCore:
     """``add`` and ``abort`` requests; ``begin_step`` gives the next plan, ``end_step`` or ``fail_step`` takes its
     outcome."""
 
-    def __init__(self, scheduler: Scheduler, observers: Observers | None = None) -> None:
+    def __init__(
+        self, scheduler: Scheduler, observers: Observers | None = None, *, kv_bytes_per_token: int = 0
+    ) -> None:
         self.scheduler = scheduler
         self.observers = observers or Observers()
+        self._kv_bytes_per_token = kv_bytes_per_token
         self._live: dict[int, tuple[Sequence, RequestStream]] = {}
         self._last_token: dict[int, float] = {}
         self._seen = (0, 0, 0)
@@ -97,6 +100,8 @@ class EngineCore:
             policy=scheduler.policy.name,
             policy_parameters=scheduler.policy.parameters(),
             max_queue=max_queue,
+            kv_bytes_per_token=self._kv_bytes_per_token,
+            kv_cache_bytes=self._kv_bytes_per_token * scheduler.kv.block_size * total,
         )
 
     def _prompt_tokens(self, plan: StepPlan) -> int:

@@ -38,6 +38,10 @@ class EngineStatistics(NamedTuple):
     policy_parameters: Mapping[str, float | int | str]
     #: most sequences that may wait
     max_queue: int = 256
+    #: bytes of one token's K/V over all layers; 0 where there is no store
+    kv_bytes_per_token: int = 0
+    #: bytes of all blocks
+    kv_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOption
 from microbatch_kernels.store import KVStore
 
 ATTENTION_NAME: Final = "microbatch_paged"
+#: Attribute of a tensor of keys that the step travels on where the keywords are out of reach.
+_STEP: Final = "microbatch_step"
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ def paged_attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The signature of transformers' attention functions: ``query`` ``[B, H, S, D]``, result ``[B, S, H, D]``."""
+    paged = paged or getattr(key, _STEP, None)
     if paged is None:
         raise RuntimeError("paged attention was called without a PagedStep: this model does not pass its keywords on")
     batch, _, length, dim = query.shape
@@ -75,6 +78,11 @@ def paged_attention(
     options = AttentionOptions(dim**-0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     out = paged.attend(layer, paged.pack(query), paged.pack(key), paged.pack(value), options)
     return paged.unpack(out, batch, length), None
+
+
+def hand_over(key: torch.Tensor, step: PagedStep | None) -> None:
+    """Send a step to ``paged_attention`` on the keys that the module is about to call it with."""
+    setattr(key, _STEP, step)
 
 
 def register() -> None:

@@ -72,6 +72,12 @@ def pack_model(model: nn.Module, library: ctypes.CDLL, dtype: torch.dtype = torc
     return count
 
 
+def packed_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """The memory of all packed weights; a weight that two modules share comes twice."""
+    packed = [m.packed for m in model.modules() if isinstance(m, PackedLinear | PackedEmbedding)]
+    return [tensor for weight in packed for tensor in (weight.panels, weight.scales) if tensor is not None]
+
+
 def _children(model: nn.Module, kind: type[Any]) -> Iterator[tuple[nn.Module, str, Any]]:
     """(parent, attribute, module) of exactly this class: a subclass may compute something else."""
     for parent in model.modules():

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from microbatch.core.plan import SequenceStep, StepPlan, StepResult
-from microbatch.errors import OutOfMemoryError
 from microbatch.executor.attention import PagedStep
+from microbatch.executor.faults import memory_faults
 from microbatch.executor.run import PagedModel
 from microbatch.executor.sampling import Sampler
 from microbatch_kernels.attention_inputs import AttentionInputs
@@ -60,16 +60,10 @@ class PagedExecutor:
         """One forward over everything that the plan feeds; a token for each sequence that samples."""
         self._sampler.release(plan.released)
         params = {s.seq_id: s.params for s in plan.sequences}
-        for admitted in plan.admitted:
-            self._sampler.admit(admitted, params[admitted.seq_id])
-        if not plan.sequences:
-            return StepResult(plan.step_id, {})
-        try:
-            return self._forward(plan)
-        except torch.OutOfMemoryError as error:
-            if self._model.device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise OutOfMemoryError(f"out of memory in a step of {plan.num_tokens} tokens: {error}") from None
+        with memory_faults(f"a step of {plan.num_tokens} tokens", self._model.device):
+            for admitted in plan.admitted:
+                self._sampler.admit(admitted, params[admitted.seq_id])
+            return self._forward(plan) if plan.sequences else StepResult(plan.step_id, {})
 
     def reset(self) -> None:
         """Nothing is kept between steps but the sampling state, which the next plan releases."""

@@ -95,7 +95,7 @@ class FakeEngine:
     def statistics(self) -> EngineStatistics:
         if self.status.state == "starting":
             raise UnavailableError("the model is being loaded")
-        return EngineStatistics(len(self.running), 0, 64, 60, 4 / 64, "window", {})
+        return EngineStatistics(len(self.running), 0, 64, 60, 4 / 64, "window", {}, 256, 100, 64 * 16 * 100)
 
     def add_observer(self, observer: Observer) -> None:
         self.observers.append(observer)

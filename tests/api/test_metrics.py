@@ -18,6 +18,8 @@ FAMILIES = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
     "kv_cache_usage_perc": "gauge",
+    "kv_cache_bytes": "gauge",
+    "kv_cache_bytes_per_token": "gauge",
     "prefix_cache_queries": "counter",
     "prefix_cache_hits": "counter",
     "num_preemptions": "counter",
@@ -107,6 +109,7 @@ async def test_gauges_show_the_moment() -> None:
     got = await samples(FakeEngine())
     assert got["microbatch:num_requests_running"] == 0
     assert got["microbatch:kv_cache_usage_perc"] == 4 / 64
+    assert (got["microbatch:kv_cache_bytes"], got["microbatch:kv_cache_bytes_per_token"]) == (64 * 16 * 100, 100)
 
 
 async def test_no_gauges_while_the_engine_starts() -> None:

@@ -14,6 +14,7 @@ from microbatch.core.scheduler import Scheduler
 from microbatch.core.sequence import Sequence
 from microbatch.errors import OutOfMemoryError, SetupError
 from microbatch.executor.generate import GenerateExecutor
+from microbatch.executor.kv_shapes import cached_specs
 from microbatch.executor.probe import attach, layer_specs
 from microbatch.executor.run import PagedModel
 from microbatch_kernels.dispatch import choose_backend
@@ -32,7 +33,7 @@ def executor_for(
     chosen = choose_backend(backend)
     specs = layer_specs(model)
     assert attach(model, specs, chosen) is expect_paged
-    store = KVStore(specs, num_blocks, BLOCK)
+    store = KVStore(specs if expect_paged else cached_specs(model), num_blocks, BLOCK)
     return GenerateExecutor(PagedModel(model, store, chosen, CPU, VOCAB, 0, dense=not expect_paged), [2])
 
 
@@ -222,14 +223,6 @@ def test_a_plan_that_continues_nothing_is_refused() -> None:
             executor.execute(StepPlan(2, plan.sequences))
     finally:
         executor.close()
-
-
-def test_a_model_with_other_state_is_refused() -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    model = MambaForCausalLM(MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=8))
-    with pytest.raises(SetupError, match="Mamba"):
-        layer_specs(model)
 
 
 def test_a_model_that_gives_wrong_logits_both_ways_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

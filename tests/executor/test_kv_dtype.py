@@ -19,6 +19,7 @@ from microbatch.executor.generate import GenerateExecutor
 from microbatch.executor.loading import LoadedModel
 from microbatch.executor.paged import PagedExecutor
 from microbatch.executor.probe import attach, layer_specs, store_as
+from microbatch.executor.profiling import StepShape
 from microbatch.executor.run import PagedModel
 from microbatch.executor.serving import put_over_store
 from microbatch_kernels.attention_backend import Attend, AttentionBackend
@@ -166,7 +167,9 @@ def loaded_tiny() -> LoadedModel:
 
 def test_the_store_is_made_in_the_format_that_the_setting_names() -> None:
     stores = {
-        name: put_over_store(loaded_tiny(), block_size=4, num_blocks=9, num_tokens=36, kv_dtype=name).store
+        name: put_over_store(
+            loaded_tiny(), block_size=4, num_blocks=9, num_tokens=36, step=StepShape(2, 36, 36, True), kv_dtype=name
+        )[0].store
         for name in ("auto", "int8", "fp8")
     }
     assert [kv.keys.dtype for kv in stores["int8"].kv] == [torch.int8] * 3
