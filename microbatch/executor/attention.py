@@ -7,7 +7,7 @@ keywords.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -25,13 +25,15 @@ _STEP: Final = "microbatch_step"
 @dataclass(slots=True)
 class PagedStep:
     """One forward over the store. ``packed`` int64 ``[T]`` names the valid tokens among the B x S of a padded batch, in
-    row order; None when all are valid. ``num_calls`` counts the attention layers that ran over it."""
+    row order; None when all are valid. ``num_calls`` counts the attention layers that ran over it, ``windows`` are what
+    they asked for."""
 
     store: KVStore
     backend: AttentionBackend
     inputs: AttentionInputs
     packed: torch.Tensor | None
     num_calls: int = 0
+    windows: list[int | None] = field(default_factory=list)
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
         """``[B, heads, S, dim]`` to ``[T, heads, dim]``."""
@@ -45,6 +47,7 @@ class PagedStep:
         inputs, kv = self.inputs.to(query.device), self.store.kv[layer]
         self.backend.write(kv, key, value, inputs.slot_mapping)
         self.num_calls += 1
+        self.windows.append(options.sliding_window)
         return self.backend(query, kv, inputs, options)
 
     def unpack(self, rows: torch.Tensor, batch: int, length: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -21,7 +22,7 @@ from microbatch.executor.cache import DenseCache, PagedCache
 from microbatch.executor.kv_shapes import attended_specs, cached_specs, refuse_other_state
 from microbatch.executor.padding import PaddedBatch
 from microbatch.executor.quiet import first_line
-from microbatch.executor.windows import WindowWatch
+from microbatch.executor.windows import window_problem
 from microbatch_kernels.attention_backend import AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs
 from microbatch_kernels.store import KVStore, LayerSpec
@@ -40,8 +41,8 @@ _QUANTIZED_TOLERANCE = 0.15
 #: K/V in 8 bits against the same K/V unrounded: no measure of accuracy, only of sense.
 _STORAGE_TOLERANCE = 0.3
 
-#: Last logits of each row over a store, and the number of attention calls of a forward that went through it.
-_Logits = tuple[torch.Tensor, int]
+#: Last logits of each row over a store, and the step that the forward went through.
+_Outcome = tuple[torch.Tensor, PagedStep]
 
 
 def layer_specs(model: Any) -> list[LayerSpec]:
@@ -133,12 +134,11 @@ def _paged_problem(
     packed: bool,
 ) -> str | None:
     """What is wrong with our attention in this model, or None. ``wanted``: the right logits, how far off is right."""
-    watch = WindowWatch(backend)
-    problem = _problem(model, specs, watch.backend, rows, wanted, PagedCache)
-    if problem is None:
-        problem = watch.problem(model)
+    layers = len(specs)
+    padded = partial(_paged_logits, model, specs, backend, rows, PagedCache)
+    problem = _judge(padded, layers, wanted, lambda step: window_problem(model, step.windows))
     if problem is None and packed:
-        problem = _judge(lambda: _packed_logits(model, specs, backend, rows), len(specs), wanted)
+        problem = _judge(lambda: _packed_logits(model, specs, backend, rows), layers, wanted)
         problem = problem and f"in the step loop: {problem}"
     return problem
 
@@ -155,19 +155,24 @@ def _problem(
     return _judge(lambda: _paged_logits(model, specs, backend, rows, cache_class), len(specs), wanted)
 
 
-def _judge(run: Callable[[], _Logits], num_layers: int, wanted: tuple[torch.Tensor, float]) -> str | None:
-    """What is wrong with the logits that ``run`` gives, or None."""
+def _judge(
+    run: Callable[[], _Outcome],
+    num_layers: int,
+    wanted: tuple[torch.Tensor, float],
+    more: Callable[[PagedStep], str | None] = lambda step: None,
+) -> str | None:
+    """What is wrong with the logits that ``run`` gives, or with its step by ``more``; or None."""
     expected, tolerance = wanted
     try:
-        logits, calls = run()
+        logits, step = run()
     except Exception as error:  # whatever a foreign model raises, it means no
         return f"{type(error).__name__}: {first_line(error)}"
-    if calls != num_layers:
-        return f"{calls} of {num_layers} attention layers went through the store"
+    if step.num_calls != num_layers:
+        return f"{step.num_calls} of {num_layers} attention layers went through the store"
     ratio = ((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt()).item()
     if not ratio <= tolerance:
         return f"its logits differ from the right ones by {ratio:.1e}"
-    return None
+    return more(step)
 
 
 @torch.no_grad()
@@ -177,7 +182,7 @@ def _paged_logits(
     backend: AttentionBackend,
     rows: Sequence[Sequence[int]],
     cache_class: type[PagedCache],
-) -> _Logits:
+) -> _Outcome:
     """One padded forward with a cache, as ``generate`` makes it."""
     store = _store(specs, rows)
     steps = [_step(index, row, 0) for index, row in enumerate(rows)]
@@ -195,13 +200,13 @@ def _paged_logits(
         cache=cache,
         use_cache=True,
     ).logits[:, -1]
-    return logits.float(), cache.step.num_calls
+    return logits.float(), cache.step
 
 
 @torch.no_grad()
 def _packed_logits(
     model: Any, specs: Sequence[LayerSpec], backend: AttentionBackend, rows: Sequence[Sequence[int]]
-) -> _Logits:
+) -> _Outcome:
     """Two packed forwards without a cache, as the step loop makes them: a chunk of each row, then the rest."""
     store = _store(specs, rows)
     chunks = list(zip(rows, _FIRST_CHUNKS, strict=True))
@@ -210,7 +215,7 @@ def _packed_logits(
     return _packed_step(model, store, backend, rest)
 
 
-def _packed_step(model: Any, store: KVStore, backend: AttentionBackend, steps: Sequence[SequenceStep]) -> _Logits:
+def _packed_step(model: Any, store: KVStore, backend: AttentionBackend, steps: Sequence[SequenceStep]) -> _Outcome:
     lasts = torch.tensor([len(s.token_ids) for s in steps], device=model.device).cumsum(0) - 1
     step = PagedStep(store, backend, _inputs(model, steps), packed=None)
     logits = model(
@@ -222,7 +227,7 @@ def _packed_step(model: Any, store: KVStore, backend: AttentionBackend, steps: S
         logits_to_keep=lasts,
         paged=step,
     ).logits[0]
-    return logits.float(), step.num_calls
+    return logits.float(), step
 
 
 def _store(specs: Sequence[LayerSpec], rows: Sequence[Sequence[int]]) -> KVStore:

@@ -90,12 +90,23 @@ def profile_step(model: PagedModel, step: StepShape, memory: DeviceMemory) -> St
 
 def estimate(model: PagedModel, step: StepShape) -> int:
     """Bytes of activations by the shapes of the model: a few vectors of each width a token, a few rows of logits."""
-    config: Any = model.model.config.get_text_config()
-    hidden = getattr(config, "hidden_size", 0)
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    hidden, inner, _ = _widths(model)
     itemsize = model.store.layers[0].dtype.itemsize
     lengths = step.lengths
     return sum(lengths) * (8 * hidden + 4 * inner) * itemsize + 6 * len(lengths) * model.vocab_size * 4
+
+
+def flops_a_token(model: PagedModel) -> float:
+    """About what the linear layers compute for one token; by the config, for weights may have been packed away."""
+    hidden, inner, layers = _widths(model)
+    return 2.0 * (layers * (4 * hidden**2 + 3 * hidden * inner) + hidden * model.vocab_size)
+
+
+def _widths(model: PagedModel) -> tuple[int, int, int]:
+    """Width of the hidden states, of the inner layer, and the number of layers."""
+    config: Any = model.model.config.get_text_config()
+    hidden = model.model.get_input_embeddings().weight.shape[1]
+    return hidden, getattr(config, "intermediate_size", None) or 4 * hidden, len(model.store.layers)
 
 
 def _halved(step: StepShape, error: OutOfMemoryError) -> StepShape:
@@ -113,8 +124,7 @@ def _parts(model: PagedModel, step: StepShape) -> list[StepShape]:
     """What to run: on a CPU a part that is quick; elsewhere all of it and, where a prompt may have a step for itself,
     that too, for its attention takes more."""
     if model.device.type == "cpu":
-        weights = sum(p.numel() for p in model.model.parameters())
-        return [step.cut(max(_LEAST_TOKENS, int(_CPU_FLOPS / 2 / max(1, weights))))]
+        return [step.cut(max(_LEAST_TOKENS, int(_CPU_FLOPS / flops_a_token(model))))]
     return [step, replace(step, num_seqs=1)] if step.packed else [step]
 
 

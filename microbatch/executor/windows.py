@@ -8,39 +8,21 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from microbatch_kernels.attention_backend import AttentionBackend
-from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
-from microbatch_kernels.layer_kv import LayerKV
 
-
-class WindowWatch:
-    """Notes the window of every call of its ``backend``, which passes the call on to the one given."""
-
-    def __init__(self, backend: AttentionBackend) -> None:
-        self.windows: list[int | None] = []
-        self._watched = backend
-        self.backend = replace(backend, attend=self._attend)
-
-    def _attend(
-        self, query: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, options: AttentionOptions
-    ) -> torch.Tensor:
-        self.windows.append(options.sliding_window)
-        return self._watched(query, kv, inputs, options)
-
-    def problem(self, model: Any) -> str | None:
-        """What is wrong with the windows seen, one call a layer, or None."""
-        promises = promised_windows(model.config, len(self.windows), knows_windows(model))
-        for layer, (promised, window) in enumerate(zip(promises, self.windows)):
-            if promised is None:
-                return f"layer {layer} attends in a way of its own"
-            if promised is not (window is not None):
-                return f"layer {layer} {'hides its' if promised else 'has an unannounced'} window"
-        return None
+def window_problem(model: Any, seen: Sequence[int | None]) -> str | None:
+    """What is wrong with the windows of a forward's attention calls, one a layer, or None."""
+    promises = promised_windows(model.config, len(seen), knows_windows(model))
+    for layer, (promised, window) in enumerate(zip(promises, seen)):
+        if promised is None:
+            return f"layer {layer} attends in a way of its own"
+        if promised is not (window is not None):
+            return f"layer {layer} {'hides its' if promised else 'has an unannounced'} window"
+    return None
 
 
 def promised_windows(config: Any, num_layers: int, knows: bool) -> list[bool | None]:

@@ -19,9 +19,8 @@ from microbatch.executor import windows
 from microbatch.executor.attention import PagedStep
 from microbatch.executor.kv_shapes import attended_specs, cached_specs
 from microbatch.executor.probe import attach, layer_specs
-from microbatch.executor.windows import WindowWatch
 from microbatch_kernels.attention_backend import AttentionBackend
-from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
+from microbatch_kernels.attention_inputs import AttentionInputs
 from microbatch_kernels.dispatch import choose_backend
 from microbatch_kernels.store import KVStore
 from tests.executor.tiny import FAMILIES, FOREIGN, STATEFUL, VOCAB, tiny_model
@@ -174,14 +173,6 @@ def test_a_model_that_does_not_run_is_a_setup_error(monkeypatch: pytest.MonkeyPa
     assert attended_specs(model) is None
 
 
-def watch_of(seen: list[int | None]) -> WindowWatch:
-    watch = WindowWatch(AttentionBackend("fake", lambda query, kv, inputs, options: query))
-    anything: Any = None
-    for window in seen:
-        watch.backend(anything, anything, anything, AttentionOptions(1.0, window))
-    return watch
-
-
 @pytest.mark.parametrize(
     ("fields", "seen", "problem"),
     [
@@ -202,7 +193,7 @@ def test_windows_are_those_that_the_config_promises(
     monkeypatch.setattr(windows, "knows_windows", lambda model: True)
     config = SimpleNamespace(**fields)
     config.get_text_config = lambda: config
-    assert watch_of(seen).problem(SimpleNamespace(config=config)) == problem
+    assert windows.window_problem(SimpleNamespace(config=config), seen) == problem
 
 
 @pytest.mark.parametrize("family", ["cohere2", "gemma3_text", "gpt_oss", "qwen2", "qwen2+window", "smollm3"])

@@ -19,7 +19,7 @@ from microbatch.errors import SetupError
 from microbatch.executor import profiling, serving
 from microbatch.executor.loading import LoadedModel, ModelSpec, load_model
 from microbatch.executor.probe import attach, layer_specs
-from microbatch.executor.profiling import StepShape, estimate, profile_step
+from microbatch.executor.profiling import StepShape, estimate, flops_a_token, profile_step
 from microbatch.executor.run import PagedModel
 from microbatch.executor.serving import put_over_store
 from microbatch.settings import make_settings
@@ -80,8 +80,9 @@ def test_a_model_over_the_dense_gather_is_profiled_too(family: str) -> None:
 def test_on_a_cpu_a_part_is_run_and_the_rest_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
     model = over_scratch()
     forwards = Forwards(model.model, monkeypatch)
-    weights = sum(p.numel() for p in model.model.parameters())
-    monkeypatch.setattr(profiling, "_CPU_FLOPS", 25 * 2 * weights)
+    per_token = 2 * (3 * (4 * 48**2 + 3 * 48 * 64) + 48 * VOCAB)
+    assert flops_a_token(model) == per_token
+    monkeypatch.setattr(profiling, "_CPU_FLOPS", 25 * per_token)
     profile = profile_step(model, PACKED, FakeGpu(GIB, 0, peak=1000))
     assert (profile.activations, profile.how, profile.step) == (4000, "extrapolated", PACKED)
     assert forwards.shapes == [(1, 25)]

@@ -121,6 +121,26 @@ async def test_every_answer_is_the_one_without_faults(
 
 
 @pytest.mark.anyio
+async def test_the_last_row_of_a_batch_is_tried_without_those_that_have_ended(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that have ended are computed on; with them a decode of the one that is left may not fit."""
+    async with engine_for(folder, "window") as engine:
+        right = await answers(engine)
+        late = iter(range(1000))
+        faults = Faults(
+            LlamaForCausalLM,
+            "forward",
+            lambda *args, **kwargs: next(late) > 14 and len(kwargs["input_ids"]) > 2,
+            torch_cpu_error(),
+        )
+        monkeypatch.setattr(*faults.patch)
+        jobs = [engine.generate(PROMPTS[k], PARAMS[k]) for k in range(3)]
+        assert [output.token_ids for output in await asyncio.gather(*jobs)] == right[:3]
+        assert faults.count == 1
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("policy", SETTINGS)
 async def test_what_does_not_fit_alone_fails_alone(policy: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine_for(folder, policy) as engine:
