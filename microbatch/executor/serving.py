@@ -30,7 +30,7 @@ def put_over_store(
     # Nothing of the model's own defaults (temperature, penalties, lists of bad words) may act beside our sampling.
     model.generation_config = GenerationConfig()
     try:
-        chosen, backend = choose_backend(attention)
+        chosen, backend = choose_backend(attention, loaded.device)
     except ValueError as error:
         raise SetupError(str(error)) from None
     specs = layer_specs(model)
