@@ -44,7 +44,8 @@ def _write(
 def write_slots(
     key_pool: torch.Tensor, value_pool: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """``keys``, ``values`` ``[T, heads, ·]`` into pools ``[num_blocks + 1, block_size, heads, ·]`` at ``slots`` ``[T]``.
+    """``keys``, ``values`` ``[T, heads, ·]`` into pools ``[num_blocks + 1, block_size, heads, ·]``, at ``slots``
+    ``[T]``.
 
     A token whose slot is negative is not stored: padding of a batch. Types must be those of the pools, as bits are
     moved and nothing is converted.
@@ -54,7 +55,8 @@ def write_slots(
     if (keys.dtype, values.dtype) != (key_pool.dtype, value_pool.dtype):
         raise ValueError(f"K/V of {keys.dtype} and {values.dtype} do not fit pools of {key_pool.dtype}")
     if (key_pool.shape[2:], value_pool.shape[2:]) != (keys.shape[1:], values.shape[1:]):
-        raise ValueError(f"keys and values {[*keys.shape]}, {[*values.shape]} do not fit pools {[*key_pool.shape]}")
+        shapes = [list(tensor.shape) for tensor in (keys, values, key_pool, value_pool)]
+        raise ValueError("keys and values {}, {} do not fit pools {}, {}".format(*shapes))
     if num_tokens == 0:
         return
     keys, values = _with_dense_rows(keys), _with_dense_rows(values)

@@ -50,7 +50,7 @@ def test_its_own_way_to_store(device: str) -> None:
     kv = LayerKV(*torch.zeros(2, 3, 4, 1, 16, device=place))
     ones = torch.ones(2, 1, 16, device=place)
     write_triton(kv, ones, 2 * ones, torch.tensor([-1, 6], device=place))
-    assert (kv.keys[1, 2, 0, 0], kv.keys.sum(), kv.values.sum()) == (1, 16, 32)
+    assert kv.keys[1, 2].eq(1).all() and kv.values[1, 2].eq(2).all() and kv.keys.sum() == 16
 
 
 def test_auto_takes_triton_on_a_gpu_and_says_once_where_it_does_not_run(
