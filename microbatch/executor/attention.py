@@ -14,7 +14,7 @@ import torch
 from transformers import AttentionInterface
 
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
-from microbatch_kernels.dispatch import AttentionBackend
+from microbatch_kernels.dispatch import AttentionBackend, writer_of
 from microbatch_kernels.store import KVStore
 
 ATTENTION_NAME: Final = "microbatch_paged"
@@ -65,7 +65,7 @@ def paged_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     inputs = paged.inputs.to(query.device)
     kv = paged.store.kv[layer]
-    kv.write(paged.pack(key), paged.pack(value), inputs.slot_mapping)
+    writer_of(paged.backend)(kv, paged.pack(key), paged.pack(value), inputs.slot_mapping)
     options = AttentionOptions(dim**-0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
     out = paged.backend(paged.pack(query), kv, inputs, options)
     paged.num_calls += 1
