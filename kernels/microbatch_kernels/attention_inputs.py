@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -39,20 +40,18 @@ class AttentionInputs:
     ) -> AttentionInputs:
         """From (block_ids, start, count) of each sequence, as ``PackedMetadata.build`` takes them. One upload."""
         packed = PackedMetadata.build(rows, block_size)
-        decode_rows = [row for row, new in enumerate(packed.query_lens) if new == 1]
-        tables = list(chain.from_iterable(packed.block_tables))
-        parts = (tables, packed.slot_mapping, packed.context_lens, packed.cu_seqlens_q, decode_rows)
-        everything = upload(list(chain.from_iterable(parts)), device)
-        block_tables, slots, lens, starts, decodes = torch.split(everything, [len(part) for part in parts])
-        return cls(
-            tuple(packed.query_lens),
-            tuple(packed.context_lens),
-            block_tables.view(len(rows), -1) if rows else block_tables.view(0, 0),
-            slots,
-            lens,
-            starts,
-            decodes,
+        width = len(packed.block_tables[0]) if rows else 0
+        parts = (
+            list(chain.from_iterable(packed.block_tables)),
+            packed.slot_mapping,
+            packed.context_lens,
+            packed.cu_seqlens_q,
+            [row for row, new in enumerate(packed.query_lens) if new == 1],
         )
+        everything = upload(chain.from_iterable(parts), device)
+        tables, slots, lens, starts, decode_rows = torch.split(everything, [len(part) for part in parts])
+        tables = tables.view(len(rows), width)
+        return cls(tuple(packed.query_lens), tuple(packed.context_lens), tables, slots, lens, starts, decode_rows)
 
     @property
     def is_decode(self) -> bool:
@@ -67,8 +66,7 @@ class AttentionInputs:
                 (row, first) for row, new in enumerate(self.query_lens) if new > 1 for first in range(0, new, size)
             ]
             found.sort(key=lambda tile: self.query_lens[tile[0]] - self.context_lens[tile[0]] - tile[1])
-            flat = list(chain.from_iterable(found))
-            self.tile_lists[size] = upload(flat, self.slot_mapping.device).view(-1, 2)
+            self.tile_lists[size] = upload(chain.from_iterable(found), self.slot_mapping.device).view(-1, 2)
         return self.tile_lists[size]
 
     def to(self, device: torch.device) -> AttentionInputs:
@@ -80,9 +78,10 @@ class AttentionInputs:
         return replace(self, **moved, masks={}, tile_lists={})
 
 
-def upload(values: list[int], device: torch.device) -> torch.Tensor:
+def upload(values: Iterable[int], device: torch.device) -> torch.Tensor:
     """``values`` as an int64 tensor on ``device``, without waiting for what the device is doing."""
-    tensor = torch.tensor(values, dtype=torch.int64)
+    ints = array("q", values)  # several times faster than torch's own reading of a list
+    tensor = torch.frombuffer(ints, dtype=torch.int64) if ints else torch.empty(0, dtype=torch.int64)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 

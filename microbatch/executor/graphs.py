@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
 from typing import Final
 
 import torch
@@ -80,25 +82,19 @@ class DecodeGraphs:
     def _fill(self, steps: Sequence[SequenceStep], size: int) -> None:
         """The step into the first columns of the buffers, padding into the others. The block tables stand upright, a
         row of the buffer for each place in them, so that what a step uses is one piece and one copy."""
-        block_size = self._model.store.block_size
-        used = max((num_blocks_for(s.start + 1, block_size) for s in steps), default=0)
-        padding = size - len(steps)
-        rows = [
-            [*(s.token_ids[0] for s in steps), *[self._model.pad_token_id] * padding],
-            [*(s.start for s in steps), *[0] * padding],
-            [*(slot_mapping(s.block_ids, s.start, 1, block_size)[0] for s in steps), *[_NO_SLOT] * padding],
-            [*(s.start + 1 for s in steps), *[0] * padding],
-            *(
-                [
-                    *(s.block_ids[place] if place < len(s.block_ids) else NULL_BLOCK for s in steps),
-                    *[NULL_BLOCK] * padding,
-                ]
-                for place in range(used)
-            ),
-        ]
-        count = (_HEADER + used) * size
-        self._staging[:count].copy_(torch.tensor(rows, dtype=torch.int64).flatten())
-        self._buffer[:count].copy_(self._staging[:count], non_blocking=True)
+        block_size, padding = self._model.store.block_size, size - len(steps)
+        tables = [s.block_ids[: num_blocks_for(s.start + 1, block_size)] for s in steps]
+        slots = (slot_mapping(s.block_ids, s.start, 1, block_size)[0] for s in steps)
+        rows = (
+            (*(s.token_ids[0] for s in steps), *[self._model.pad_token_id] * padding),
+            (*(s.start for s in steps), *[0] * padding),
+            (*slots, *[_NO_SLOT] * padding),
+            (*(s.start + 1 for s in steps), *[0] * padding),
+            *zip_longest(*tables, *[()] * padding, fillvalue=NULL_BLOCK),
+        )
+        ints = torch.frombuffer(array("q", chain.from_iterable(rows)), dtype=torch.int64)
+        self._staging[: len(ints)].copy_(ints)
+        self._buffer[: len(ints)].copy_(self._staging[: len(ints)], non_blocking=True)
 
     def _forward(self, size: int) -> Forward:
         """The forward of one bucket over its part of the buffers."""
