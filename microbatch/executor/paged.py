@@ -17,7 +17,7 @@ from microbatch.executor.attention import PagedStep
 from microbatch.executor.graphs import DecodeGraphs
 from microbatch.executor.run import PagedModel
 from microbatch.executor.sampling import Sampler
-from microbatch_kernels.attention_inputs import AttentionInputs
+from microbatch_kernels.attention_inputs import AttentionInputs, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +90,11 @@ class PagedExecutor:
         packed = PackedInputs.build(plan.sequences)
         rows = [(s.block_ids, s.start, len(s.token_ids)) for s in plan.sequences]
         inputs = AttentionInputs.build(rows, model.store.block_size, device)
-        keep = torch.tensor(packed.sampled or [0], device=device)
         output = model.model(
-            input_ids=torch.tensor([packed.token_ids], device=device),
-            position_ids=torch.tensor([packed.positions], device=device),
+            input_ids=upload(packed.token_ids, device)[None],
+            position_ids=upload(packed.positions, device)[None],
             use_cache=False,
-            logits_to_keep=keep,
+            logits_to_keep=upload(packed.sampled or [0], device),
             paged=PagedStep(model.store, model.backend, inputs, packed=None),
         )
         if not packed.sampled:

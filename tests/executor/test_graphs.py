@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionInterface
 
 from microbatch.core.plan import SequenceStep
 from microbatch.core.request import SamplingParams
@@ -16,10 +18,11 @@ from microbatch.executor.graphs import DecodeGraphs, Forward, bucket_sizes, can_
 from microbatch.executor.paged import PagedExecutor
 from microbatch.executor.probe import attach, layer_specs
 from microbatch.executor.run import PagedModel
+from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.dispatch import choose_backend
 from microbatch_kernels.store import KVStore, LayerSpec
 from tests.executor.test_paged import BLOCK, PROMPTS, make_scheduler, run
-from tests.executor.tiny import VOCAB, greedy_alone, tiny_model
+from tests.executor.tiny import FAMILIES, VOCAB, greedy_alone, tiny_model
 
 CPU = torch.device("cpu")
 PARAMS = SamplingParams(temperature=0)
@@ -134,6 +137,24 @@ def test_a_forward_that_cannot_be_recorded_runs_without_graphs(
     assert made is not None and made.buckets == [1, 2]
 
 
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_no_forward_waits_for_the_device(family: str) -> None:
+    """Tensors without values: whatever reads one on the host, which a recording does not allow, raises."""
+    model = tiny_model(family, torch.bfloat16)
+    AttentionInterface.register("test_nothing", attend_to_nothing)
+    model.set_attn_implementation("test_nothing")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        ids = torch.zeros(1, 3, dtype=torch.int64)
+        assert model(input_ids=ids, position_ids=ids, use_cache=False).logits.shape == (1, 3, VOCAB)
+
+
+def attend_to_nothing(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, None]:
+    batch, heads, length, _ = query.shape
+    return query.new_zeros(batch, length, heads, value.shape[-1]), None
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_recorded_steps_give_the_same_tokens_on_a_gpu(family: str) -> None:
@@ -145,3 +166,20 @@ def test_recorded_steps_give_the_same_tokens_on_a_gpu(family: str) -> None:
     assert graphs is not None
     recorded = run(PagedExecutor(model, [2], graphs), make_scheduler(), counts=counts)
     assert [s.output_token_ids for s in recorded] == [s.output_token_ids for s in eager]
+
+
+@pytest.mark.gpu
+def test_nothing_in_a_step_waits_for_the_gpu() -> None:
+    model = paged_model("llama", device=torch.device("cuda"))
+    graphs = make_graphs(model, 4, 64)
+    assert graphs is not None
+    inputs = AttentionInputs.build([((1, 2, 3), 4, 5), ((4,), 2, 1)], BLOCK, model.device)
+    query = torch.zeros(6, 6, 8, device=model.device)
+    model.backend(query, model.store.kv[0], inputs, AttentionOptions(1.0))  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        graphs.run([decode(0, 9), decode(1, 2, (4,))])
+        inputs = AttentionInputs.build([((1, 2, 3), 4, 5), ((4,), 2, 1)], BLOCK, model.device)
+        model.backend(query, model.store.kv[0], inputs, AttentionOptions(1.0))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
