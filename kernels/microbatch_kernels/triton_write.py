@@ -28,15 +28,15 @@ def _write(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    stored = slot >= 0
+    heads = tl.where(slot >= 0, HEADS, 0)  # none of a token of padding
 
     head, dim = place // KEY_DIM, place % KEY_DIM
-    mask = stored & (place < HEADS * KEY_DIM)
+    mask = place < heads * KEY_DIM
     state = tl.load(keys + token * key_token_stride + head * key_head_stride + dim, mask=mask)
     tl.store(key_pool + slot * (HEADS * KEY_DIM) + place, state, mask=mask)
 
     head, dim = place // VALUE_DIM, place % VALUE_DIM
-    mask = stored & (place < HEADS * VALUE_DIM)
+    mask = place < heads * VALUE_DIM
     state = tl.load(values + token * value_token_stride + head * value_head_stride + dim, mask=mask)
     tl.store(value_pool + slot * (HEADS * VALUE_DIM) + place, state, mask=mask)
 
