@@ -142,6 +142,7 @@ class Settings:
         minimum=0.05,
         maximum=0.98,
     )
+    cuda_graphs: bool = _row(True, "On a GPU, record decode steps as CUDA graphs, policy continuous.")
     prefix_cache: bool = _row(True, "Keep the K/V of prompt beginnings for requests that share them.")
     log_level: str = _row("info", "Least severe messages to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = _row(False, "Log one JSON object a line.")

@@ -98,9 +98,10 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
     shares_prefixes = not model.dense
     prefix_cache = settings.prefix_cache and shares_prefixes
     kv = PagedKVManager(model.store.num_blocks, settings.block_size, prefix_cache=prefix_cache)
+    graph_rows = settings.max_num_seqs if settings.cuda_graphs else 0
     template = settings.chat_template
     return assemble(
-        make_executor(policy, model, loaded.eos_token_ids),
+        make_executor(policy, model, loaded.eos_token_ids, graph_rows=graph_rows, max_model_len=limit),
         kv,
         policy,
         HFTokenizer(loaded.tokenizer, model.vocab_size, loaded.eos_token_ids, template),
@@ -137,12 +138,19 @@ def largest_step(policy: Policy, settings: Settings, max_model_len: int) -> Step
     return StepShape(rows, rows * min(max_model_len, _USUAL_PROMPT), max_model_len, packed=False)
 
 
-def make_executor(policy: Policy, model: PagedModel, eos_token_ids: Collection[int]) -> Executor:
-    """``model.generate`` for policies that run to completion, the packed step loop for the others."""
+def make_executor(
+    policy: Policy, model: PagedModel, eos_token_ids: Collection[int], *, graph_rows: int = 0, max_model_len: int = 0
+) -> Executor:
+    """``model.generate`` for policies that run to completion, the packed step loop for the others: its decode steps of
+    up to ``graph_rows`` rows as CUDA graphs where there can be such."""
     from microbatch.executor.generate import GenerateExecutor
+    from microbatch.executor.graphs import make_graphs
     from microbatch.executor.paged import PagedExecutor
 
-    return (GenerateExecutor if policy.run_to_completion else PagedExecutor)(model, eos_token_ids)
+    if policy.run_to_completion:
+        return GenerateExecutor(model, eos_token_ids)
+    graphs = make_graphs(model, graph_rows, max_model_len) if graph_rows else None
+    return PagedExecutor(model, eos_token_ids, graphs)
 
 
 def assemble(

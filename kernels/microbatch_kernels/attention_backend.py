@@ -32,11 +32,16 @@ def write_torch(kv: LayerKV, keys: torch.Tensor, values: torch.Tensor, slots: to
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
-    """Attention and the write before it. Called like its ``attend``."""
+    """Attention and the write before it. Called like its ``attend``.
+
+    ``reads_on_device``: a decode step depends on tensors alone, never on ints of the host, as a CUDA graph needs. It
+    then skips tokens with a negative slot and rows without a context.
+    """
 
     name: str
     attend: Attend
     write: Write = write_torch
+    reads_on_device: bool = False
 
     def __call__(
         self, query: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, options: AttentionOptions

@@ -71,7 +71,7 @@ def _over_scratch(
     model.generation_config = GenerationConfig()
     try:
         folder = None if kernels is None else kernels.folder
-        backend = choose_backend(attention, device=loaded.device, folder=folder)
+        backend = choose_backend(attention, loaded.device, folder=folder)
     except ValueError as error:
         raise SetupError(str(error)) from None
     specs = layer_specs(model)
