@@ -21,7 +21,7 @@ MOST_SPLITS: Final = 64
 
 #: ``tl.dot`` takes no side shorter than this.
 _SHORTEST_SIDE: Final = 16
-_LARGEST_DIM: Final = 256
+_LARGEST_DIM: Final = 512
 _DTYPES: Final = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _SCALED: Final = (torch.int8, torch.float8_e4m3fn)
 
@@ -45,13 +45,13 @@ class Tiles(NamedTuple):
 def choose_tiles(query: torch.Tensor, kv: LayerKV, num_tokens: int) -> Tiles:
     """Tiles for ``num_tokens`` successive new tokens, with the heads that share a K/V head.
 
-    The largest that leave no number of the inner loop without a register and take less than 96 KiB of shared memory,
-    as compiled for compute capability 8.6 and 9.0 (``tests/microbatch_kernels/test_triton_compile.py``).
+    The largest that leave hardly a number without a register and fit into the shared memory of an RTX 3090, as compiled
+    (``tests/microbatch_kernels/test_triton_compile.py``); ``bench.gpu`` can say whether they are the fastest.
     """
     group = query.shape[1] // kv.num_kv_heads
     row_bytes = padded(query.itemsize * (padded(kv.keys.shape[-1]) + padded(kv.values.shape[-1])))
     largest = 32 if query.itemsize == 4 else 64
-    block_m = padded(min(num_tokens * group, max(largest, group)))
+    block_m = padded(min(num_tokens * group, max(min(largest, 2**16 // row_bytes), group)))
     block_n = max(_SHORTEST_SIDE, min(largest, 2**15 // row_bytes))
     return Tiles(block_m, block_n, num_warps=8 if row_bytes > 512 or block_m > largest else 4)
 

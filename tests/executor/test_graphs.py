@@ -48,6 +48,9 @@ class Replay:
 
 def paged_model(family: str, backend: str = "triton", device: torch.device = CPU) -> PagedModel:
     pytest.importorskip("triton")
+    from tests.microbatch_kernels.triton_cases import device_named
+
+    device_named(device.type)
     model = tiny_model(family).to(device)
     specs = layer_specs(model)
     chosen = choose_backend(backend, device)
@@ -69,7 +72,7 @@ def test_buckets() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_steps_in_buckets_give_the_same_tokens(family: str) -> None:
     """Sequences come and go, so sizes change; windows, sinks and several blocks are among it."""
-    counts = [3, 2, 4, 1, 2]
+    counts = [3, 2, 4, 1, 1]  # three rows at first, in a bucket of four
     right = [greedy_alone(tiny_model(family), p, c) for p, c in zip(PROMPTS, counts, strict=True)]
     model, capture = paged_model(family), Replay()
     executor = PagedExecutor(model, [2], DecodeGraphs(model, 6, 40, capture))

@@ -40,6 +40,8 @@ CASES: dict[str, tuple[torch.dtype, int, int, int, int, dict[str, Any]]] = {
     "unequal sizes": (BRAIN, 192, 128, 16, 16, {}),
     "float32": (FULL, 64, 64, 9, 3, {}),
     "float32, 256": (FULL, 256, 256, 8, 4, {}),
+    "512": (BRAIN, 512, 512, 8, 1, {}),
+    "float32, 512": (FULL, 512, 512, 8, 1, {}),
     "int8": (BRAIN, 128, 128, 32, 8, {"kept_as": torch.int8}),
     "fp8": (HALF, 128, 128, 32, 8, {"kept_as": torch.float8_e4m3fn}),
 }

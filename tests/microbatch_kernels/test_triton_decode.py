@@ -31,6 +31,7 @@ CASES = {
     "size 80": (Case((1,), (70,), key_dim=80, value_dim=80), 2),
     "size 96": (Case((1,), (70,), key_dim=96, value_dim=96, dtype=HALF), 2),
     "size 256": (Case((1,), (70,), key_dim=256, value_dim=256, dtype=BRAIN), 2),
+    "size 512": (Case((1,), (40,), key_dim=512, value_dim=512, dtype=HALF), 1),
     "size 8": (Case((1,), (9,), key_dim=8, value_dim=8, block_size=4), 1),
     "unequal sizes": (Case((1, 1), (20, 70), key_dim=96, value_dim=64), 2),
     "float16": (Case((1,) * 4, LENS, dtype=HALF), 2),
@@ -102,7 +103,7 @@ def test_limits_are_said() -> None:
     refused("not torch.float64", batch.query.double())
     refused("do not fit", batch.query[:, :5])
     refused("do not fit", batch.query[..., :32])
-    refused("up to 256, not 512", case=Case((1,), (5,), key_dim=512, value_dim=64))
+    refused("up to 512, not 576", case=Case((1,), (5,), key_dim=576, value_dim=64))
     refused("need scales", case=Case((1,), (5,), kept_as=torch.int8))
     refused("1 to 64 splits, not 65", num_splits=65)
     with pytest.raises(ValueError, match="take no scales"):

@@ -27,6 +27,7 @@ CASES = {
     "size 80": Case((20,), (50,), key_dim=80, value_dim=80),
     "size 96": Case((20,), (50,), key_dim=96, value_dim=96, dtype=HALF),
     "size 256": Case((20,), (50,), key_dim=256, value_dim=256, dtype=BRAIN),
+    "size 512": Case((9,), (30,), key_dim=512, value_dim=512, dtype=HALF),
     "size 8": Case((6,), (9,), key_dim=8, value_dim=8, block_size=4),
     "unequal sizes": Case((7,), (50,), key_dim=96, value_dim=64),
     "float16": Case((5, 31), (70, 31), dtype=HALF),
