@@ -11,6 +11,7 @@ import torch
 
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.layer_kv import LayerKV
+from microbatch_kernels.quantized_kv import quantize, raw
 from microbatch_kernels.triton_decode import decode_attention
 from microbatch_kernels.triton_launch import INTERPRETED, Scales
 from microbatch_kernels.triton_prefill import prefill_attention
@@ -38,12 +39,14 @@ def attention_triton(
 
 
 def write_triton(kv: LayerKV, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-    """``LayerKV.write`` in one launch, of pools that are not rounded. A token whose slot is negative is padding and is
-    not stored."""
-    if kv.key_scales is not None:
-        kv.write(keys, values, slots)
-        return
-    write_slots(kv.keys, kv.values, keys, values, slots)
+    """``LayerKV.write`` in one launch, of K/V in 8 bits in two. A token whose slot is negative is padding and is not
+    stored."""
+    if kv.key_scales is not None and kv.value_scales is not None:
+        keys, key_scales = quantize(keys, kv.keys.dtype)
+        values, value_scales = quantize(values, kv.values.dtype)
+        pools = kv.key_scales[..., None], kv.value_scales[..., None]
+        write_slots(pools[0], pools[1], key_scales[..., None], value_scales[..., None], slots)
+    write_slots(raw(kv.keys), raw(kv.values), raw(keys), raw(values), slots)
 
 
 def problem(device: torch.device) -> str | None:

@@ -46,7 +46,7 @@ class Replay:
         return replay
 
 
-def paged_model(family: str, backend: str = "triton", device: torch.device = CPU) -> PagedModel:
+def paged_model(family: str, backend: str = "triton", device: torch.device = CPU, kv_dtype: str = "auto") -> PagedModel:
     pytest.importorskip("triton")
     from tests.microbatch_kernels.triton_cases import device_named
 
@@ -55,7 +55,8 @@ def paged_model(family: str, backend: str = "triton", device: torch.device = CPU
     specs = layer_specs(model)
     chosen = choose_backend(backend, device)
     assert attach(model, specs, choose_backend("torch"))
-    return PagedModel(model, KVStore(specs, 64, BLOCK), chosen, device, VOCAB, 0)
+    store = KVStore([spec.stored_as(kv_dtype) for spec in specs], 64, BLOCK)
+    return PagedModel(model, store, chosen, device, VOCAB, 0)
 
 
 def decode(seq_id: int, start: int, block_ids: tuple[int, ...] = (1, 2, 3), **other: Any) -> SequenceStep:
@@ -83,12 +84,12 @@ def test_steps_in_buckets_give_the_same_tokens(family: str) -> None:
         assert not kv.keys[0].any() and not kv.values[0].any(), "padding was stored in the null block"
 
 
-def test_padded_logits_are_those_of_the_step_alone() -> None:
-    model, capture = paged_model("llama"), Replay()
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_padded_logits_are_those_of_the_step_alone(kv_dtype: str) -> None:
+    model, capture = paged_model("llama", kv_dtype=kv_dtype), Replay()
     torch.manual_seed(0)
     for kv in model.store.kv:
-        kv.keys[1:].normal_()
-        kv.values[1:].normal_()
+        kv.write(torch.randn(256, 2, 8), torch.randn(256, 2, 8), torch.arange(BLOCK, BLOCK + 256))
     graphs = DecodeGraphs(model, 4, 40, capture)
     steps = [decode(0, 9), decode(1, 2, (4,)), decode(2, 30, tuple(range(5, 13)), token_ids=(9,))]
     with torch.no_grad():

@@ -16,6 +16,8 @@ from microbatch_kernels.attention_torch import attention_torch
 from microbatch_kernels.attention_triton import attention_triton, write_triton
 from microbatch_kernels.dispatch import choose_backend
 from microbatch_kernels.layer_kv import LayerKV
+from microbatch_kernels.quantized_kv import raw
+from microbatch_kernels.store import KVStore, LayerSpec
 from tests.microbatch_kernels.triton_cases import DEVICES, Case, device_named, make_batch
 
 CUDA = torch.device("cuda")
@@ -59,6 +61,21 @@ def test_its_own_way_to_store(device: str) -> None:
     ones = torch.ones(2, 1, 16, device=place)
     write_triton(kv, ones, 2 * ones, torch.tensor([-1, 6], device=place))
     assert kv.keys[1, 2].eq(1).all() and kv.values[1, 2].eq(2).all() and kv.keys.sum() == 16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_eight_bits_are_stored_as_the_pools_store_them_and_padding_is_not(name: str, device: str) -> None:
+    place = device_named(device)
+    torch.manual_seed(0)
+    spec = LayerSpec(2, 32, 16, torch.float32, place).stored_as(name)
+    wanted, got = (KVStore([spec], 3, 4).kv[0] for _ in range(2))
+    keys, values = torch.randn(4, 2, 32, device=place), torch.randn(4, 2, 16, device=place)
+    slots = torch.tensor([5, -1, 13, -1], device=place)
+    wanted.write(keys[[0, 2]], values[[0, 2]], slots[[0, 2]])
+    write_triton(got, keys, values, slots)
+    for a, b in zip(wanted.pools, got.pools, strict=True):
+        assert a.any() and torch.equal(raw(a), raw(b))
 
 
 def test_auto_takes_triton_on_a_gpu_and_says_once_where_it_does_not_run(
