@@ -93,7 +93,7 @@ class Ours:
         params = SamplingParams(max_tokens=STEPS + 2, temperature=0, ignore_eos=True)
         for index, prompt in enumerate(prompts):
             request = Request(str(index), tuple(prompt), params, arrival_time=0.0)
-            scheduler.add(request, seed=0, max_total_tokens=1024)
+            scheduler.add(request, seed=0, max_total_tokens=CONTEXT + STEPS + 2)
         taken = []
         while not scheduler.idle:
             started = time.perf_counter()
