@@ -56,8 +56,8 @@ class Notes(Observer):
         self.generated += generation_tokens
         self.prompt += prompt_tokens
 
-    def token_gap(self, seconds: float) -> None:
-        self.gaps += 1
+    def token_gaps(self, seconds: float, count: int) -> None:
+        self.gaps += count
 
     def preempted(self, count: int) -> None:
         self.preemptions += count
