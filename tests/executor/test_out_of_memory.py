@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from microbatch import Engine, SamplingParams
 from microbatch.errors import OutOfMemoryError
 from microbatch.executor.faults import is_out_of_memory, memory_faults
-from microbatch.executor.penalties import LogitAdjustment
+from microbatch.executor.penalties import Adjustment
 from microbatch.executor.sampling import Sampler
 from tests.executor.tiny_models import save_llama
 
@@ -99,7 +99,7 @@ PLACES: dict[str, Callable[[], Faults]] = {
     ),
     "forward on a CPU": lambda: Faults(LlamaForCausalLM, "forward", forward_of(45), torch_cpu_error()),
     "sampling": lambda: Faults(Sampler, "sample", lambda sampler, logits, ids: len(ids) > 2, torch_cpu_error()),
-    "entrance": lambda: Faults(LogitAdjustment, "__init__", every(4), MemoryError("cannot allocate")),
+    "entrance": lambda: Faults(Adjustment, "__init__", every(4), MemoryError("cannot allocate")),
 }
 
 
