@@ -15,7 +15,7 @@ tokens run side by side; the steps in which all of them decode are taken apart:
 engine and of the readers. Figures are microseconds, the quartile of the quick and the median of all steps. The sampler
 is part of the model's work and is given apart, over a real vocabulary and over a tiny one, which leaves its own part.
 
-    python -m bench.overhead [--tokens 300] [--rounds 3]
+    python -m bench.overhead [--tokens 300] [--rounds 3] [--forward-ms 5]
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def summary(seconds: Sequence[float]) -> dict[str, int]:
 
 def measure(size: int, tokens: int, rounds: int, forward_s: float) -> dict[str, Any]:
     """Everything for one number of sequences."""
-    kept: dict[str, Any] = {}
+    kept: dict[str, Any] = {"torch_threads": torch.get_num_threads()}
     for name, seconds, stop in (("plain", forward_s, ()), ("with_stop_texts", forward_s, STOPS), ("bare", 0.0, ())):
         runs = [uvloop.run(run_steps(size, tokens, seconds, stop)) for _ in range(rounds)]  # the server's event loop
         parts = {part: [s for run in runs for s in run[part]] for part in runs[0]}
