@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Final
 
 import torch
 
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.attention_torch import attention_torch
+from microbatch_kernels.cpu_structs import Attention, Write, pointer
 from microbatch_kernels.layer_kv import LayerKV
 from microbatch_kernels.metadata import cu_seqlens
 
-_TENSORS: Final = (
-    *("query", "keys", "values", "key_scales", "value_scales"),
-    *("sinks", "out", "block_tables", "starts", "context_lens"),
-)
-_SIZES: Final = (
-    *("sequences", "table_width", "block_size", "heads", "kv_heads", "key_dim", "value_dim"),
-    *("query_stride", "query_head_stride", "window", "kind"),
-)
 #: The kinds of ``csrc/attention.c``, by the dtype of the pools.
 _KINDS: Final = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
-
-
-class _Attention(ctypes.Structure):
-    """``struct attention``."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in _TENSORS]
-    _fields_ += [(name, ctypes.c_int64) for name in _SIZES]
-    _fields_ += [("scale", ctypes.c_float), ("softcap", ctypes.c_float)]
-
-
-class _Write(ctypes.Structure):
-    """``struct write``."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("pool", "scales", "states", "slots")]
-    _fields_ += [(name, ctypes.c_int64) for name in ("tokens", "heads", "dim", "stride", "kind")]
 
 
 class CpuAttention:
@@ -53,51 +32,50 @@ class CpuAttention:
         self, query: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, options: AttentionOptions
     ) -> torch.Tensor:
         """Causal attention of packed queries over their paged context; arguments as in ``attention_naive``."""
-        if not self._fits(query, kv):
+        if not self.fits(query, kv):
             return attention_torch(query, kv, inputs, options)
         query = query if query.stride(-1) == 1 else query.contiguous()
-        sinks = None if options.sinks is None else options.sinks.float().contiguous()
+        options = options if options.sinks is None else replace(options, sinks=options.sinks.float().contiguous())
         out = query.new_empty(query.shape[0], query.shape[1], kv.values.shape[3])
-        starts, context_lens = self._lengths(inputs)
-        arguments = _Attention(
-            *(t.data_ptr() for t in (query, kv.keys, kv.values)),
-            *(None if t is None else t.data_ptr() for t in (kv.key_scales, kv.value_scales, sinks)),
-            *(t.data_ptr() for t in (out, inputs.block_tables, starts, context_lens)),
-            len(inputs.query_lens),
-            inputs.block_tables.shape[1],
-            kv.block_size,
-            query.shape[1],
-            kv.num_kv_heads,
-            kv.keys.shape[3],
-            kv.values.shape[3],
-            query.stride(0),
-            query.stride(1),
-            options.sliding_window or 0,
-            _KINDS[kv.keys.dtype],
-            options.scale,
-            options.softcap or 0.0,
-        )
-        if self._attend(ctypes.byref(arguments)):
+        call = self.attention_call(query, kv, inputs, options, out)
+        if self._attend(ctypes.byref(call)):
             raise torch.OutOfMemoryError("no memory for the work list of attention")
         return out
+
+    def attention_call(
+        self, query: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, options: AttentionOptions, out: torch.Tensor
+    ) -> Attention:
+        """What the kernel is called with, to write ``out`` ``[T, H, value_dim]``. The tensors must outlive the call."""
+        starts, context_lens = self._lengths(inputs)
+        return Attention(
+            *(pointer(t) for t in (query, kv.keys, kv.values, kv.key_scales, kv.value_scales, options.sinks, out)),
+            *(t.data_ptr() for t in (inputs.block_tables, starts, context_lens)),
+            *(len(inputs.query_lens), inputs.block_tables.shape[1], kv.block_size, query.shape[1], kv.num_kv_heads),
+            *(kv.keys.shape[3], kv.values.shape[3], query.stride(0), query.stride(1)),
+            *(options.sliding_window or 0, _KINDS[kv.keys.dtype]),
+            *(options.scale, options.softcap or 0.0),
+        )
 
     def write(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Store K/V of T tokens, as ``LayerKV.write``."""
         if not all(_readable(kv) and _in_rows(states) for states in (keys, values)):
             kv.write(keys, values, slots)
             return
-        for pool, scales, states in ((kv.keys, kv.key_scales, keys), (kv.values, kv.value_scales, values)):
-            tokens, heads, dim = states.shape
-            arguments = _Write(
-                pool.data_ptr(),
-                None if scales is None else scales.data_ptr(),
-                states.data_ptr(),
-                slots.data_ptr(),
-                *(tokens, heads, dim, states.stride(0), _KINDS[pool.dtype]),
-            )
-            self._write(ctypes.byref(arguments))
+        for call in self.write_calls(kv, keys, values, slots):
+            self._write(ctypes.byref(call))
 
-    def _fits(self, query: torch.Tensor, kv: LayerKV) -> bool:
+    def write_calls(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> list[Write]:
+        """What the kernel is called with for keys and for values, whose rows must lie whole."""
+        return [
+            Write(
+                *(pointer(t) for t in (pool, scales, states, slots)),
+                *(*states.shape, states.stride(0), _KINDS[pool.dtype]),
+            )
+            for pool, scales, states in ((kv.keys, kv.key_scales, keys), (kv.values, kv.value_scales, values))
+        ]
+
+    def fits(self, query: torch.Tensor, kv: LayerKV) -> bool:
+        """Whether the kernel can do it; torch operators do the rest."""
         return (
             _readable(kv)
             and query.dtype == torch.float32

@@ -7,28 +7,14 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 
+from microbatch_kernels.cpu_structs import Linear, Weight, pointer
+
 #: The kinds of ``csrc/linear.c``, by the dtype that a weight is kept in.
 _KINDS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-
-
-class _Weight(ctypes.Structure):
-    """``struct weight``."""
-
-    _fields_ = [(name, ctypes.c_void_p) for name in ("packed", "scales", "bias")]
-
-
-class _Linear(ctypes.Structure):
-    """``struct linear``."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("x", "y")),
-        *((name, _Weight) for name in ("weight", "gate")),
-        *((name, ctypes.c_int64) for name in ("rows", "k", "n", "kind")),
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +82,28 @@ class PackedWeight:
         """
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.num_columns)
-        k = x.shape[-1]
-        arguments = _Linear(
-            x.data_ptr(),
-            y.data_ptr(),
-            self._weight(bias),
-            _Weight() if gate is None else gate._weight(None),
-            x.numel() // k,
-            k,
-            self.num_columns,
-            _KINDS[self.panels.dtype],
-        )
-        self.library.microbatch_linear(ctypes.byref(arguments))
+        call = self.call(bias, gate)
+        call.x, call.y, call.rows = x.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1]
+        self.library.microbatch_linear(ctypes.byref(call))
         return y
 
-    def _weight(self, bias: torch.Tensor | None) -> _Weight:
-        return _Weight(self.panels.data_ptr(), _pointer(self.scales), _pointer(bias))
+    def call(self, bias: torch.Tensor | None = None, gate: PackedWeight | None = None) -> Linear:
+        """What the kernel is called with, but for ``x``, ``y`` and ``rows``."""
+        return Linear(
+            weight=self._weight(bias),
+            gate=Weight() if gate is None else gate._weight(None),
+            k=self.panels.shape[1],
+            n=self.num_columns,
+            kind=_KINDS[self.panels.dtype],
+        )
+
+    def _weight(self, bias: torch.Tensor | None) -> Weight:
+        return Weight(self.panels.data_ptr(), pointer(self.scales), pointer(bias))
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the weight takes."""
         return self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes)
-
-
-def _pointer(tensor: torch.Tensor | None) -> Any:
-    return None if tensor is None else tensor.data_ptr()
 
 
 def _large(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -46,9 +46,13 @@ class PagedStep:
         """One layer over packed tokens ``[T, heads, dim]``: their K/V stored, then their attention."""
         inputs, kv = self.inputs.to(query.device), self.store.kv[layer]
         self.backend.write(kv, key, value, inputs.slot_mapping)
+        self.note(options)
+        return self.backend(query, kv, inputs, options)
+
+    def note(self, options: AttentionOptions) -> None:
+        """One more attention layer has run over this step."""
         self.num_calls += 1
         self.windows.append(options.sliding_window)
-        return self.backend(query, kv, inputs, options)
 
     def unpack(self, rows: torch.Tensor, batch: int, length: int) -> torch.Tensor:
         """``[T, heads, dim]`` to ``[B, S, heads, dim]``, zero where padding was."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from microbatch.executor.attention import PagedStep
+from microbatch.executor.fused_layer import PLAIN_LAYERS, FusedLayer
 from microbatch.executor.packing import PackedLinear
 from microbatch_kernels.attention_inputs import AttentionOptions
 from microbatch_kernels.cpu_layer import CpuLayer
@@ -33,6 +34,9 @@ def fuse_model(model: nn.Module, layer: CpuLayer) -> None:
             _try(module, _fused_mlp, module.gate_proj.packed.panels[0, :, 0])  # type: ignore[union-attr, index]
         elif type(module).__name__ in _PLAIN_ATTENTION:
             _fuse_attention(module, layer)
+    for module in model.modules():
+        if type(module).__name__ in PLAIN_LAYERS:
+            _fuse_layer(module, layer)
 
 
 def _try(module: nn.Module, forward: Callable[..., torch.Tensor], like: Any) -> None:
@@ -76,11 +80,24 @@ def _fuse_attention(module: Any, layer: CpuLayer) -> None:
     module.forward = _FusedAttention(module, layer, joint, bias)
 
 
+def _fuse_layer(module: Any, layer: CpuLayer) -> None:
+    """A whole layer, if all its parts are fused."""
+    attention, mlp = module.self_attn, module.mlp
+    parts = (module.input_layernorm, module.post_attention_layernorm, mlp)
+    packed = all(isinstance(m, PackedLinear) for m in (attention.o_proj, mlp.down_proj))
+    if packed and isinstance(attention.forward, _FusedAttention) and all(map(_is_fused, parts)):
+        module.forward = FusedLayer(module, layer, attention.forward.joint, attention.forward.bias)
+
+
+def _is_fused(module: nn.Module) -> bool:
+    return isinstance(vars(module).get("forward"), types.MethodType)
+
+
 class _FusedAttention:
     """The forward of an attention module in the packed step; with a cache or padding the original runs."""
 
     def __init__(self, module: Any, layer: CpuLayer, joint: PackedWeight, bias: torch.Tensor | None) -> None:
-        self._module, self._layer, self._joint, self._bias = module, layer, joint, bias
+        self._module, self._layer, self.joint, self.bias = module, layer, joint, bias
         self._original = module.forward
         self._head_dim: int = module.head_dim
         self._heads = module.q_proj.out_features // self._head_dim
@@ -88,7 +105,7 @@ class _FusedAttention:
         window = module.sliding_window if hasattr(module, "sliding_window") else None
         if type(module).__name__ == "MistralAttention":
             window = module.config.sliding_window
-        self._options = AttentionOptions(module.scaling, window)
+        self.options = AttentionOptions(module.scaling, window)
 
     def __call__(
         self,
@@ -104,11 +121,11 @@ class _FusedAttention:
         if cache is not None or paged is None or paged.packed is not None or not whole:
             original = self._original(hidden_states, position_embeddings, attention_mask, cache, **kwargs)
             return original  # type: ignore[no-any-return]
-        states = self._joint.linear(hidden_states[0], self._bias)
+        states = self.joint.linear(hidden_states[0], self.bias)
         cosines, sines = (part[0].contiguous() for part in position_embeddings)
         self._layer.rotate(states, cosines, sines, self._heads + self._kv_heads)
         heads = states.view(len(states), -1, self._head_dim)
         last = self._heads + self._kv_heads
         query, key, value = heads[:, : self._heads], heads[:, self._heads : last], heads[:, last:]
-        out = paged.attend(self._module.layer_idx, query, key, value, self._options)
+        out = paged.attend(self._module.layer_idx, query, key, value, self.options)
         return self._module.o_proj(out.view(1, len(states), -1)), None

@@ -6,6 +6,7 @@
  * (online), so nothing of the context's length is ever stored. Every row sums in the same order of positions, whatever is in the tile beside it: a
  * token's result does not depend on its neighbours or on how its prompt was cut into chunks, to the bit.
  */
+#include "kernels.h"
 #include "pool.h"
 
 #include <math.h>
@@ -14,24 +15,6 @@
 
 #define MAX_ROWS 32
 #define MAX_DIM 512
-
-/* Sizes in elements. Pools: [block][offset][kv_head][dim], their scales [block][offset][kv_head] or null. Row t, head h
- * of the query: query + t * query_stride + h * query_head_stride. out [tokens, heads, value_dim] contiguous. window 0:
- * none. softcap 0: none. sinks [heads] or null. starts [sequences + 1]: where each sequence's tokens begin. */
-struct attention {
-    const float *query;
-    const char *keys, *values;
-    const float *key_scales, *value_scales, *sinks;
-    float *out;
-    const int64_t *block_tables, *starts, *context_lens;
-    int64_t sequences, table_width, block_size, heads, kv_heads, key_dim, value_dim, query_stride, query_head_stride,
-        window, kind;
-    float scale, softcap;
-};
-
-struct tile {
-    int64_t sequence, kv_head, num_kv_heads, first, tokens;
-};
 
 /* What one tile keeps: a row is one query token with one head. */
 struct state {
@@ -348,25 +331,34 @@ int microbatch_attention_max_dim(void) { return MAX_DIM; }
 
 int microbatch_attention_max_group(void) { return MAX_ROWS; }
 
-/* Returns 0, or -1 when memory for the work list cannot be had. */
-int microbatch_attention(const struct attention *a) {
+struct tile *attention_tiles(const struct attention *a, int64_t *count) {
     const int64_t group = a->heads / a->kv_heads;
     const int64_t most = a->sequences < 2 * omp_get_max_threads() ? 1 : MAX_ROWS / group;
-    int64_t count = 0, made = 0;
+    int64_t made = 0;
+    *count = 0;
     for (int64_t b = 0; b < a->sequences; b++)
-        count += add_tiles(a, b, most, NULL);
-    struct tile *tiles = malloc((count ? count : 1) * sizeof *tiles);
+        *count += add_tiles(a, b, most, NULL);
+    struct tile *tiles = malloc((*count ? *count : 1) * sizeof *tiles);
+    for (int64_t b = 0; b < a->sequences && tiles; b++)
+        made += add_tiles(a, b, most, tiles + made);
+    return tiles;
+}
+
+void attention_team(const struct attention *a, const struct tile *tiles, int64_t count) {
+    struct state state;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < count; i++)
+        run_tile(a, &state, tiles + i);
+}
+
+/* Returns 0, or -1 when memory for the work list cannot be had. */
+int microbatch_attention(const struct attention *a) {
+    int64_t count;
+    struct tile *tiles = attention_tiles(a, &count);
     if (!tiles)
         return -1;
-    for (int64_t b = 0; b < a->sequences; b++)
-        made += add_tiles(a, b, most, tiles + made);
 #pragma omp parallel
-    {
-        struct state state;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++)
-            run_tile(a, &state, tiles + i);
-    }
+    attention_team(a, tiles, count);
     free(tiles);
     return 0;
 }

@@ -1,47 +1,96 @@
-/* The small steps of a layer between its linear layers, float32: root mean square norm, rotary positions. */
+/* The small steps between linear layers, float32, and whole layers of Llama and its kin. */
+#include "kernels.h"
 #include "vector.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Rows from which a second thread pays for its waking. */
 #define PARALLEL_ROWS 64
 
-static void norm_row(const float *x, const float *weight, float *y, int64_t dim, float eps) {
+static void norm_row(const struct norm *a, int64_t row) {
+    float *x = a->x + row * a->dim;
+    for (int64_t d = 0; d < a->dim && a->more; d++)
+        x[d] += a->more[row * a->dim + d];
+    if (!a->y)
+        return;
     vec sums = {};
-    float rest = 0, mean;
+    float rest = 0;
     int64_t d = 0;
-    for (; d + LANES <= dim; d += LANES)
+    for (; d + LANES <= a->dim; d += LANES)
         sums += load(x + d) * load(x + d);
-    for (; d < dim; d++)
+    for (; d < a->dim; d++)
         rest += x[d] * x[d];
-    mean = (sum_of(sums) + rest) / dim;
-    const float factor = 1.0f / sqrtf(mean + eps);
-    for (d = 0; d < dim; d++)
-        y[d] = weight[d] * (x[d] * factor);
+    const float factor = 1.0f / sqrtf((sum_of(sums) + rest) / a->dim + a->eps);
+    for (d = 0; d < a->dim; d++)
+        a->y[row * a->dim + d] = a->weight[d] * (x[d] * factor);
 }
 
-/* y = weight * x / sqrt(mean(x^2) + eps), by rows; x and y [rows, dim]. */
-void microbatch_rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t dim, float eps) {
-#pragma omp parallel for schedule(static) if (rows >= PARALLEL_ROWS)
-    for (int64_t r = 0; r < rows; r++)
-        norm_row(x + r * dim, weight, y + r * dim, dim, eps);
+void norm_team(const struct norm *a) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < a->rows; r++)
+        norm_row(a, r);
 }
 
-/* Rotary positions in place, halves of a head paired: x [rows, stride] with `heads` heads of `dim` at its front; cosines
- * and sines [rows, dim]. */
-void microbatch_rotate(float *x, const float *cosines, const float *sines, int64_t rows, int64_t stride, int64_t heads,
-                       int64_t dim) {
-    const int64_t half = dim / 2;
-#pragma omp parallel for schedule(static) if (rows >= PARALLEL_ROWS)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *c = cosines + r * dim, *s = sines + r * dim;
-        for (int64_t h = 0; h < heads; h++) {
-            float *low = x + r * stride + h * dim, *high = low + half;
-            for (int64_t d = 0; d < half; d++) {
-                const float a = low[d], b = high[d];
-                low[d] = a * c[d] - b * s[d];
-                high[d] = b * c[half + d] + a * s[half + d];
-            }
+static void rotate_row(const struct rotate *a, int64_t row) {
+    const float *c = a->cosines + row * a->dim, *s = a->sines + row * a->dim;
+    const int64_t half = a->dim / 2;
+    for (int64_t h = 0; h < a->heads; h++) {
+        float *low = a->x + row * a->stride + h * a->dim, *high = low + half;
+        for (int64_t d = 0; d < half; d++) {
+            const float x = low[d], y = high[d];
+            low[d] = x * c[d] - y * s[d];
+            high[d] = y * c[half + d] + x * s[half + d];
         }
     }
+}
+
+void rotate_team(const struct rotate *a) {
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < a->rows; r++)
+        rotate_row(a, r);
+}
+
+void microbatch_norm(const struct norm *a) {
+#pragma omp parallel if (a->rows >= PARALLEL_ROWS)
+    norm_team(a);
+}
+
+void microbatch_rotate(const struct rotate *a) {
+#pragma omp parallel if (a->rows >= PARALLEL_ROWS)
+    rotate_team(a);
+}
+
+/* x += out(attention(rotated qkv(norm(x)))), then x += down(silu(gate) * up), all over one residual stream. The steps are
+ * those above, in this order; what each reads and writes is set by the caller. */
+struct layer {
+    struct norm before, between, after;
+    struct linear qkv, out, inner, down;
+    struct rotate rotate;
+    struct write keys, values;
+    struct attention attention;
+};
+
+/* Returns 0, or -1 when memory for the work list of attention cannot be had. */
+int microbatch_layer(const struct layer *a) {
+    int64_t count;
+    struct tile *tiles = attention_tiles(&a->attention, &count);
+    if (!tiles)
+        return -1;
+#pragma omp parallel
+    {
+        norm_team(&a->before);
+        linear_team(&a->qkv);
+        rotate_team(&a->rotate);
+        write_team(&a->keys);
+        write_team(&a->values);
+        attention_team(&a->attention, tiles, count);
+        linear_team(&a->out);
+        norm_team(&a->between);
+        linear_team(&a->inner);
+        linear_team(&a->down);
+        norm_team(&a->after);
+    }
+    free(tiles);
+    return 0;
 }

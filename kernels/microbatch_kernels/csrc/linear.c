@@ -4,6 +4,7 @@
  * rows. Each element of y is one sum in the order of k, whatever the number of rows: a row's result does not depend on
  * its neighbours, to the bit.
  */
+#include "kernels.h"
 #include "vector.h"
 
 #define PANEL (2 * LANES)
@@ -91,20 +92,6 @@ TILES(tiles_float32, FLOAT32)
 TILES(tiles_bfloat16, BFLOAT16)
 TILES(tiles_int8, INT8)
 
-struct weight {
-    const char *packed;
-    const float *scales, *bias;
-};
-
-/* x [rows, k] and y [rows, n] contiguous; packed [ceil(n / PANEL), k, PANEL], zeros where n ends; scales (int8 only)
- * and bias [n] or null. With a gate, y is silu(x * gate) * (x * weight). */
-struct linear {
-    const float *x;
-    float *y;
-    struct weight weight, gate;
-    int64_t rows, k, n, kind;
-};
-
 /* Scale and bias of one row of sums, in place. */
 static void finish_row(const struct weight *w, float *sums, int64_t first, int64_t width) {
     for (int64_t c = 0; c < width && w->scales; c++)
@@ -156,9 +143,14 @@ static void panel_rows(const struct linear *a, int64_t p) {
 
 int microbatch_panel_width(void) { return PANEL; }
 
-void microbatch_linear(const struct linear *a) {
+void linear_team(const struct linear *a) {
     const int64_t panels = (a->n + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static)
+#pragma omp for schedule(static)
     for (int64_t p = 0; p < panels; p++)
         panel_rows(a, p);
+}
+
+void microbatch_linear(const struct linear *a) {
+#pragma omp parallel
+    linear_team(a);
 }

@@ -1,17 +1,9 @@
 /* Storing the K/V of new tokens at their slots. */
+#include "kernels.h"
 #include "pool.h"
 
 #include <float.h>
 #include <math.h>
-
-/* One pool. states: `tokens` rows of [heads][dim], `stride` elements apart. */
-struct write {
-    char *pool;
-    float *scales;
-    const float *states;
-    const int64_t *slots;
-    int64_t tokens, heads, dim, stride, kind;
-};
 
 /* The nearest e4m3 number to x, |x| <= 448; ties go to the even one. */
 static uint8_t fp8_of(float x) {
@@ -42,16 +34,26 @@ static float round_head(int64_t kind, const float *x, uint8_t *out, int64_t dim)
     return scale;
 }
 
-void microbatch_write(const struct write *a) {
+static void write_token(const struct write *a, int64_t t) {
     const int64_t size = a->heads * a->dim;
-    for (int64_t t = 0; t < a->tokens; t++) {
-        const float *states = a->states + t * a->stride;
-        if (a->kind == FLOAT32)
-            memcpy((float *)a->pool + a->slots[t] * size, states, size * sizeof(float));
-        else
-            for (int64_t h = 0; h < a->heads; h++) {
-                uint8_t *out = (uint8_t *)a->pool + a->slots[t] * size + h * a->dim;
-                a->scales[a->slots[t] * a->heads + h] = round_head(a->kind, states + h * a->dim, out, a->dim);
-            }
+    const float *states = a->states + t * a->stride;
+    if (a->kind == FLOAT32) {
+        memcpy((float *)a->pool + a->slots[t] * size, states, size * sizeof(float));
+        return;
     }
+    for (int64_t h = 0; h < a->heads; h++) {
+        uint8_t *out = (uint8_t *)a->pool + a->slots[t] * size + h * a->dim;
+        a->scales[a->slots[t] * a->heads + h] = round_head(a->kind, states + h * a->dim, out, a->dim);
+    }
+}
+
+void write_team(const struct write *a) {
+#pragma omp for schedule(static)
+    for (int64_t t = 0; t < a->tokens; t++)
+        write_token(a, t);
+}
+
+void microbatch_write(const struct write *a) {
+    for (int64_t t = 0; t < a->tokens; t++)
+        write_token(a, t);
 }
