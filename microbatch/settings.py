@@ -124,6 +124,12 @@ class Settings:
     device: str = _row("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
     block_size: int = _row(16, "Tokens in a block of K/V memory.", "N", minimum=1, maximum=1024)
     kv_blocks: int | None = _row(None, "Blocks of K/V memory. Without it: as the free memory allows.", "N", minimum=1)
+    swap_space: float = _row(
+        0.0,
+        "Host memory for the K/V of sequences that lose their blocks. 0: their K/V is computed again.",
+        "GIB",
+        minimum=0,
+    )
     prefix_cache: bool = _row(True, "Keep the K/V of prompt beginnings for requests that share them.")
     log_level: str = _row("info", "Least severe messages to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = _row(False, "Log one JSON object a line.")

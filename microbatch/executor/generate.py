@@ -41,9 +41,10 @@ class GenerateExecutor:
             raise RuntimeError("the executor is closed")
         if plan.admitted or not plan.sequences:
             self.reset()
-        if not plan.sequences:
-            return StepResult(plan.step_id, {})
         try:
+            self._model.move_blocks(plan)
+            if not plan.sequences:
+                return StepResult(plan.step_id, {})
             return self._begin(plan) if plan.admitted else self._advance(plan)
         except torch.OutOfMemoryError as error:
             self._free_memory()

@@ -62,10 +62,9 @@ class PagedExecutor:
         params = {s.seq_id: s.params for s in plan.sequences}
         for admitted in plan.admitted:
             self._sampler.admit(admitted, params[admitted.seq_id])
-        if not plan.sequences:
-            return StepResult(plan.step_id, {})
         try:
-            return self._forward(plan)
+            self._model.move_blocks(plan)
+            return self._forward(plan) if plan.sequences else StepResult(plan.step_id, {})
         except torch.OutOfMemoryError as error:
             if self._model.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -323,6 +323,6 @@ def test_a_step_that_samples_nothing_only_moves_the_counter() -> None:
     s = scheduler()
     (sequence,) = add(s, request("a", 5))
     plan = plan_of(s)
-    s._plan = replace(plan, sequences=tuple(replace(q, samples=False) for q in plan.sequences))
+    s._plan = replace(plan, sequences=tuple(q._replace(samples=False) for q in plan.sequences))
     assert s.apply(StepResult(plan.step_id, {}), 1.0) == []
     assert (sequence.num_computed_tokens, sequence.output_token_ids) == (5, [])
