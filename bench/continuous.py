@@ -32,15 +32,19 @@ class Work(NamedTuple):
     tokens: int
 
 
+def lengths_of(path: str | None) -> list[tuple[float, float]]:
+    """(prompt, output) of every request of a trace, or drawn from a distribution of that shape."""
+    if path is None:
+        rnd = random.Random(3)
+        return [(rnd.lognormvariate(6.7, 0.9), rnd.lognormvariate(4.9, 0.8)) for _ in range(4000)]
+    with open(path, newline="") as file:
+        return [(float(r["ContextTokens"]), float(r["GeneratedTokens"])) for r in csv.DictReader(file)]
+
+
 def trace_lengths(path: str | None, count: int) -> list[tuple[int, int]]:
     """``count`` pairs of lengths, the same in every run."""
-    rnd = random.Random(3)
-    if path is None:
-        pairs = [(rnd.lognormvariate(6.7, 0.9), rnd.lognormvariate(4.9, 0.8)) for _ in range(4000)]
-    else:
-        with open(path, newline="") as file:
-            pairs = [(float(r["ContextTokens"]), float(r["GeneratedTokens"])) for r in csv.DictReader(file)]
-    chosen = rnd.sample(pairs, count)
+    pairs = lengths_of(path)
+    chosen = random.Random(3).sample(pairs, count)
     tops = [statistics.quantiles(column, n=100)[98] for column in zip(*pairs, strict=True)]
     return [(scaled(a, tops[0]), scaled(b, tops[1])) for a, b in chosen]
 

@@ -122,8 +122,27 @@ class Settings:
         choices=("none", "int8", "int4", "auto"),
     )
     device: str = _row("auto", "Where the model runs.", choices=("auto", "cpu", "cuda"))
+    cpu_kernels: bool = _row(True, "Kernels in C on a CPU, built by the system's compiler at first use.")
+    cpu_weights: str = _row(
+        "float32",
+        "What the C kernels keep weights as, on a CPU in float32: less is faster and less exact.",
+        choices=("float32", "bfloat16", "int8"),
+    )
     block_size: int = _row(16, "Tokens in a block of K/V memory.", "N", minimum=1, maximum=1024)
     kv_blocks: int | None = _row(None, "Blocks of K/V memory. Without it: as the free memory allows.", "N", minimum=1)
+    kv_dtype: str = _row(
+        "auto",
+        "Format of K/V memory. auto: the model's own; fp8 and int8: 8 bits and a scale for each token and head.",
+        choices=("auto", "fp8", "int8"),
+    )
+    memory_utilization: float = _row(
+        0.80,
+        "Share of memory to fill: of a GPU's for weights, activations and K/V, of a machine's free one for K/V.",
+        "SHARE",
+        minimum=0.05,
+        maximum=0.98,
+    )
+    cuda_graphs: bool = _row(True, "On a GPU, record decode steps as CUDA graphs, policy continuous.")
     swap_space: float = _row(
         0.0,
         "Host memory for the K/V of sequences that lose their blocks. 0: their K/V is computed again.",

@@ -19,6 +19,8 @@ from microbatch.errors import SetupError
 from microbatch.settings import Settings, make_settings
 
 if TYPE_CHECKING:
+    from microbatch.executor.cpu_kernels import CpuKernels
+    from microbatch.executor.profiling import StepShape
     from microbatch.executor.progress import Progress
     from microbatch.executor.run import PagedModel
 
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 #: On a CPU the store may grow to this many whole contexts, or to one for each row of a batch if that is more.
 _FULL_CONTEXTS: Final = 8
+#: Room is kept for the activations of a whole batch of prompts of this length; longer ones may have to be tried in
+#: halves.
+_USUAL_PROMPT: Final = 1024
 #: Settings of the process around the engine; in a library they are the caller's own business.
 _SERVER_ONLY = frozenset({"host", "port", "api_key", "api_key_file", "log_level", "log_json", "drain_timeout_s"})
 
@@ -79,11 +84,15 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
     limit = settings.max_model_len or loaded.max_model_len
     if limit > loaded.max_model_len:
         raise SetupError(f"max_model_len {limit} is more than the model's context of {loaded.max_model_len} tokens")
-    model = put_over_store(
+    model, step = put_over_store(
         loaded,
         block_size=settings.block_size,
         num_blocks=settings.kv_blocks,
         num_tokens=limit * max(_FULL_CONTEXTS, settings.max_batch_size),
+        kernels=_cpu_kernels(settings),
+        kv_dtype=settings.kv_dtype,
+        step=largest_step(policy, settings, limit),
+        memory_utilization=settings.memory_utilization,
     )
     # A model with attention of its own may measure distances in columns, and a cached prefix leaves a gap in them.
     shares_prefixes = not model.dense
@@ -95,9 +104,10 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         prefix_cache=prefix_cache,
         num_host_blocks=model.host.num_blocks if model.host is not None else 0,
     )
+    graph_rows = settings.max_num_seqs if settings.cuda_graphs else 0
     template = settings.chat_template
     return assemble(
-        make_executor(policy, model, loaded.eos_token_ids),
+        make_executor(policy, model, loaded.eos_token_ids, graph_rows=graph_rows, max_model_len=limit),
         kv,
         policy,
         HFTokenizer(loaded.tokenizer, model.vocab_size, loaded.eos_token_ids, template),
@@ -107,7 +117,8 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         queue_timeout_s=settings.queue_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         system_prompt=settings.system_prompt,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_batched_tokens=step.num_tokens if step.packed else settings.max_num_batched_tokens,
+        kv_bytes_per_token=model.store.bytes_per_token,
         shares_prefixes=shares_prefixes,
     )
 
@@ -138,19 +149,40 @@ def with_swap_space(model: PagedModel, gib: float) -> PagedModel:
     return replace(model, host=host)
 
 
-def make_executor(policy: Policy, model: PagedModel, eos_token_ids: Collection[int]) -> Executor:
-    """``model.generate`` for policies that run to completion, the packed step loop for the others."""
+def _cpu_kernels(settings: Settings) -> CpuKernels | None:
+    from microbatch.executor.cpu_kernels import WEIGHT_DTYPES, CpuKernels
+    from microbatch.executor.embedded import default_home
+
+    if not settings.cpu_kernels:
+        return None
+    return CpuKernels(default_home() / "kernels", WEIGHT_DTYPES[settings.cpu_weights])
+
+
+def largest_step(policy: Policy, settings: Settings, max_model_len: int) -> StepShape:
+    """The largest step that policy and settings allow; of a padded batch, one of prompts of a usual length."""
+    from microbatch.executor.profiling import StepShape
+
+    parameters = policy.parameters()
+    if not policy.run_to_completion:
+        rows = int(parameters.get("max_num_seqs", settings.max_num_seqs))
+        return StepShape(rows, settings.max_num_batched_tokens, max_model_len, packed=True)
+    rows = int(parameters.get("max_batch_size", 1))
+    return StepShape(rows, rows * min(max_model_len, _USUAL_PROMPT), max_model_len, packed=False)
+
+
+def make_executor(
+    policy: Policy, model: PagedModel, eos_token_ids: Collection[int], *, graph_rows: int = 0, max_model_len: int = 0
+) -> Executor:
+    """``model.generate`` for policies that run to completion, the packed step loop for the others: its decode steps of
+    up to ``graph_rows`` rows as CUDA graphs where there can be such."""
     from microbatch.executor.generate import GenerateExecutor
+    from microbatch.executor.graphs import make_graphs
     from microbatch.executor.paged import PagedExecutor
 
     if policy.run_to_completion:
         return GenerateExecutor(model, eos_token_ids)
-    if model.dense:
-        raise SetupError(
-            f"policy {policy.name!r} needs a model whose attention can run over the paged store, and that of"
-            f" {type(model.model).__name__} cannot: use --policy window"
-        )
-    return PagedExecutor(model, eos_token_ids)
+    graphs = make_graphs(model, graph_rows, max_model_len) if graph_rows else None
+    return PagedExecutor(model, eos_token_ids, graphs)
 
 
 def assemble(
@@ -166,6 +198,7 @@ def assemble(
     request_timeout_s: float | None = None,
     system_prompt: str | None = None,
     max_num_batched_tokens: int = 2048,
+    kv_bytes_per_token: int = 0,
     shares_prefixes: bool = True,
 ) -> EngineParts:
     """An engine from ready parts; with a fake executor and tokenizer it needs no model."""
@@ -176,7 +209,7 @@ def assemble(
         kv, policy, eos_token_ids=tokenizer.eos_token_ids, max_num_batched_tokens=max_num_batched_tokens
     )
     return EngineParts(
-        loop=EngineLoop(EngineCore(scheduler), executor, max_queue=max_queue),
+        loop=EngineLoop(EngineCore(scheduler, kv_bytes_per_token=kv_bytes_per_token), executor, max_queue=max_queue),
         tokenizer=tokenizer,
         model_name=model_name,
         max_model_len=min(held, max_model_len),

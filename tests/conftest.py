@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Read by libraries when they are first imported, so set before any test module brings them in. Spinning OpenMP threads
 # are the largest cost of all where tests share the machine.
@@ -15,10 +16,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Without a GPU, Triton kernels run in its interpreter. With one they must not: the tests marked gpu are for them.
+if not os.path.exists("/proc/driver/nvidia/version") and shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 from blockbuster import blockbuster_ctx  # noqa: E402
+
+if TYPE_CHECKING:
+    import ctypes
 
 # The same examples in every run; `pytest --hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
@@ -71,6 +78,29 @@ def no_blocking(request: pytest.FixtureRequest) -> Iterator[None]:
         for function in guard.functions.values():  # it reads /proc, which is memory and never waits
             function.can_block_in("prometheus_client/process_collector.py", "collect")
         yield
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the built library; a machine without a compiler skips, CI must have one."""
+    from microbatch_kernels.cpu_library import CompileError, cpu_library
+
+    folder = tmp_path_factory.mktemp("kernels")
+    try:
+        cpu_library(folder)
+    except CompileError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def library(kernel_folder: Path) -> ctypes.CDLL:
+    """The built library."""
+    from microbatch_kernels.cpu_library import cpu_library
+
+    return cpu_library(kernel_folder)
 
 
 @pytest.fixture

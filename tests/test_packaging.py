@@ -37,7 +37,8 @@ def lines(text: str) -> list[str]:
 CONFIG = read_config()
 EXTRAS = {name: lines(value) for name, value in CONFIG["options.extras_require"].items()}
 REQUIREMENTS = [
-    Requirement(line) for line in (*lines(CONFIG["options"]["install_requires"]), *EXTRAS["test"], *EXTRAS["check"])
+    Requirement(line)
+    for line in (*lines(CONFIG["options"]["install_requires"]), *EXTRAS["gpu"], *EXTRAS["test"], *EXTRAS["check"])
 ]
 
 

@@ -1,8 +1,8 @@
 """The K/V tensors: one pool of blocks per layer, written by slot.
 
 Layout, per layer: keys ``[num_blocks + 1, block_size, num_kv_heads, head_dim]``, values the same with their own head
-size. Slot ``block_id * block_size + offset`` is one token. Block 0 is the null block: padding reads it, nothing is
-stored there.
+size; kept in 8 bits, a scale for each token and head beside both (``quantized_kv``). Slot ``block_id * block_size +
+offset`` is one token. Block 0 is the null block: padding reads it, nothing is stored there.
 """
 
 from __future__ import annotations
@@ -10,27 +10,36 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from microbatch_kernels.layer_kv import LayerKV
+from microbatch_kernels.quantized_kv import SCALE_DTYPE, storage_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """Shape and place of one layer's K/V. Key and value head sizes may differ."""
+    """Shape and place of one layer's K/V. Key and value head sizes may differ. ``dtype`` is the model's; ``storage`` is
+    the format of the pools where it is another, with scales."""
 
     num_kv_heads: int
     key_dim: int
     value_dim: int
     dtype: torch.dtype
     device: torch.device
+    storage: torch.dtype | None = None
+
+    def stored_as(self, name: str) -> LayerSpec:
+        """The same layer kept in the format of that name: ``auto`` (the model's own), ``fp8`` or ``int8``."""
+        return replace(self, storage=storage_dtype(name))
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+        """Bytes of one token's keys and values, their scales included."""
+        numbers = (self.key_dim + self.value_dim) * (self.storage or self.dtype).itemsize
+        scales = 0 if self.storage is None else 2 * SCALE_DTYPE.itemsize
+        return self.num_kv_heads * (numbers + scales)
 
 
 class KVStore:
@@ -40,15 +49,21 @@ class KVStore:
         self.layers = tuple(layers)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.kv = [LayerKV(self._pool(s, s.key_dim), self._pool(s, s.value_dim)) for s in layers]
+        self.kv = [self._layer(spec) for spec in layers]
 
-    def _pool(self, spec: LayerSpec, head_dim: int) -> torch.Tensor:
-        return zeros((self.num_blocks + 1, self.block_size, spec.num_kv_heads, head_dim), spec.dtype, spec.device)
+    def _layer(self, spec: LayerSpec) -> LayerKV:
+        slots = (self.num_blocks + 1, self.block_size, spec.num_kv_heads)
+        dtype = spec.storage or spec.dtype
+        keys, values = (zeros((*slots, dim), dtype, spec.device) for dim in (spec.key_dim, spec.value_dim))
+        if spec.storage is None:
+            return LayerKV(keys, values)
+        key_scales, value_scales = (zeros(slots, SCALE_DTYPE, spec.device) for _ in range(2))
+        return LayerKV(keys, values, key_scales, value_scales, spec.dtype)
 
     @property
     def pools(self) -> list[torch.Tensor]:
-        """Every tensor that is indexed by block."""
-        return [pool for kv in self.kv for pool in (kv.keys, kv.values)]
+        """Every tensor that is indexed by block, scales included."""
+        return [pool for kv in self.kv for pool in kv.pools]
 
     @property
     def bytes_per_token(self) -> int:
@@ -64,9 +79,8 @@ class KVStore:
         """Set what is not a number to 0 in these blocks. A masked slot has weight 0, and 0 times NaN is NaN, so the
         next owner of a block would inherit it. Whole numbers stay as they are to the bit, so shared blocks may be
         among them."""
-        for pool in self.pools:
-            index = torch.tensor(list(block_ids), dtype=torch.int64, device=pool.device)
-            pool[index] = pool[index].nan_to_num(0.0, 0.0, 0.0)
+        for kv in self.kv:
+            kv.scrub(torch.tensor(list(block_ids), dtype=torch.int64, device=kv.keys.device))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target) in every layer: copy on write after a fork."""

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from microbatch.api.histogram import CountedHistogram
 from microbatch.api.ports import ServingEngine
 from microbatch.core.request import FinishReason
 from microbatch.engine.stats import Observer, RequestRecord
@@ -44,7 +45,10 @@ class EngineMetrics(Observer):
         self._batch_size = self._histogram("batch_size", "Sequences in a batch when it was closed.", SIZES)
         self._useful = self._histogram("useful_token_ratio", "Share of a step's tokens that is not padding.", RATIOS)
         self._ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", SECONDS)
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence.", TOKEN_SECONDS)
+        self._itl = CountedHistogram(
+            "microbatch:inter_token_latency_seconds", "Between two tokens of a sequence.", TOKEN_SECONDS
+        )
+        self.registry.register(self._itl)
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds", "(e2e - ttft) / (tokens - 1) of a request.", TOKEN_SECONDS
         )
@@ -63,9 +67,9 @@ class EngineMetrics(Observer):
         self._generation_tokens.inc(generation_tokens)
         self._useful.observe(useful_token_ratio)
 
-    def token_gap(self, seconds: float) -> None:
-        """Note the time between two tokens."""
-        self._itl.observe(seconds)
+    def token_gaps(self, seconds: float, count: int) -> None:
+        """Note the time between two tokens of each of ``count`` sequences."""
+        self._itl.observe(seconds, count)
 
     def request_finished(self, record: RequestRecord) -> None:
         """Count a request and note its times."""
@@ -130,6 +134,8 @@ class _Gauges(Collector):
         yield _gauge("num_requests_running", "Sequences in the running batch.", now.num_running)
         yield _gauge("num_requests_waiting", "Sequences that wait.", now.num_waiting)
         yield _gauge("kv_cache_usage_perc", "Share of the K/V blocks in use, 0 to 1.", now.kv_cache_usage)
+        yield _gauge("kv_cache_bytes", "Bytes of all K/V blocks.", now.kv_cache_bytes)
+        yield _gauge("kv_cache_bytes_per_token", "Bytes of one token's K/V.", now.kv_bytes_per_token)
 
     def describe(self) -> Iterable[Metric]:
         return []

@@ -145,9 +145,11 @@ class Scheduler:
         victims = [s for s in self._planned if s.status is SequenceStatus.RUNNING] if plan is not None else []
         for sequence in self._residents.evicted:
             self._residents.drop_swapped(sequence)  # nobody knows how far the copying had come
-        divisible = len(victims) > 1 or (plan is not None and plan.num_tokens > 1 and not plan.run_to_completion)
+        # a padded batch computes the rows that have ended too, so the last one may fit where all of them did not
+        rows = plan.num_rows if plan is not None and plan.run_to_completion else len(victims)
+        divisible = rows > 1 or (plan is not None and plan.num_tokens > 1 and not plan.run_to_completion)
         if isinstance(error, OutOfMemoryError) and victims and divisible:
-            self._limits.shrink(len(victims), plan.num_tokens if plan is not None else 1)
+            self._limits.shrink(rows, plan.num_tokens if plan is not None else 1)
             for sequence in victims:
                 self._residents.preempt(sequence, swap=False)
                 self.waiting.add(sequence)

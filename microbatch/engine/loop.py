@@ -1,7 +1,8 @@
 """The one task that drives the engine: commands in, plans to the device, results back.
 
 Everything that changes the engine's state goes through one asyncio queue and is done here, between two steps, by one
-task on one thread: no locks. The device works in one worker thread meanwhile, so the event loop stays free.
+task on one thread: no locks. The device works in a thread of its own meanwhile, so the event loop stays free, and what
+a step has brought is told to the clients while the device is at the next one.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
-from anyio import CapacityLimiter, to_thread
 
-from microbatch.core.plan import StepPlan, StepResult
+from microbatch.core.plan import StepPlan
 from microbatch.core.ports import Executor
 from microbatch.core.request import Request
 from microbatch.engine.engine import EngineCore
 from microbatch.engine.stats import EngineStatus
 from microbatch.engine.stream import RequestStream
+from microbatch.engine.worker import WorkerThread
 from microbatch.errors import DrainingError, EngineDeadError, InvalidRequestError, QueueFullError
 
 logger = logging.getLogger(__name__)
 
 _MAX_RETRY_AFTER_S = 120
+#: The interpreter lets one thread run at a time. What is told to the clients right after a step was handed over would
+#: hold up its beginning; so much later the step is in the model's arithmetic, which needs no interpreter.
+_HEAD_START_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class EngineLoop:
         self._max_queue = max_queue
         self._inbox: asyncio.Queue[_Submit | _Abort | None] = asyncio.Queue()
         self._num_inbox = 0
-        self._limiter = CapacityLimiter(1)
+        self._worker = WorkerThread("microbatch-executor")
         self._idle = anyio.Event()
         self._stopped = False
 
@@ -118,8 +122,7 @@ class EngineLoop:
             while not self._is_idle() and self.status.state == "draining":
                 self._idle = anyio.Event()
                 await self._idle.wait()
-        self._take_commands()  # what came before the drain and was not seen yet is told of it too
-        self.core.abort_all(self.clock(), DrainingError("the server shut down before the request was done"))
+        self._abort_all(DrainingError("the server shut down before the request was done"))
 
     async def stop(self) -> None:
         """End ``run`` after the step that is under way. What still runs is ended with an error first."""
@@ -135,10 +138,10 @@ class EngineLoop:
             while not self._stopped:
                 self._take_commands()
                 plan = self.core.begin_step(self.clock())
-                if plan is None:
-                    await self._wait()
-                else:
+                if plan is not None:
                     await self._step(plan)
+                elif not self.core.deliver():
+                    await self._wait()
         except BaseException as error:
             self._die(error)
             if not isinstance(error, Exception):
@@ -147,8 +150,10 @@ class EngineLoop:
             self._close()
         finally:
             self._idle.set()
+            closing = self._worker.call(self._executor.close)
+            self._worker.end()
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(self._executor.close, limiter=self._limiter)
+                await closing
 
     def _die(self, error: BaseException) -> None:
         """However the task ends, nobody may be left waiting for it."""
@@ -159,8 +164,12 @@ class EngineLoop:
         self._refuse_inbox(EngineDeadError(f"the engine has died: {reason}"))
 
     async def _step(self, plan: StepPlan) -> None:
+        step = self._worker.call(self._executor.execute, plan)
+        if self.core.has_news:
+            await asyncio.wait((step,), timeout=_HEAD_START_S)
+            self.core.deliver()
         try:
-            result: StepResult = await to_thread.run_sync(self._executor.execute, plan, limiter=self._limiter)
+            result = await step
         except Exception as error:
             logger.exception("step %d failed: %d sequences", plan.step_id, len(plan.sequences))
             # a traceback holds the frames, and these the tensors of the failed step
@@ -198,9 +207,12 @@ class EngineLoop:
 
     def _close(self) -> None:
         self.status = EngineStatus("closed", "the engine was closed")
-        error = DrainingError("the engine was closed before the request was done")
-        self._take_commands()
+        self._abort_all(DrainingError("the engine was closed before the request was done"))
+
+    def _abort_all(self, error: Exception) -> None:
+        self._take_commands()  # what came before and was not seen yet is told of it too
         self.core.abort_all(self.clock(), error)
+        self.core.deliver()
 
     def _refuse_inbox(self, error: Exception) -> None:
         while not self._inbox.empty():

@@ -38,6 +38,10 @@ class EngineStatistics(NamedTuple):
     policy_parameters: Mapping[str, float | int | str]
     #: most sequences that may wait
     max_queue: int = 256
+    #: bytes of one token's K/V over all layers; 0 where there is no store
+    kv_bytes_per_token: int = 0
+    #: bytes of all blocks
+    kv_cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,8 @@ class Observer:
     def step_done(self, prompt_tokens: int, generation_tokens: int, useful_token_ratio: float) -> None:
         """A step fed ``prompt_tokens`` of prompts and made ``generation_tokens`` new ones."""
 
-    def token_gap(self, seconds: float) -> None:
-        """Time between two tokens of one sequence."""
+    def token_gaps(self, seconds: float, count: int) -> None:
+        """Time between two tokens of one sequence; so it was for ``count`` sequences of a step."""
 
     def request_finished(self, record: RequestRecord) -> None:
         """A request has ended, whatever the reason."""
@@ -116,9 +120,9 @@ class Observers(Observer):
         for observer in self._observers:
             observer.step_done(prompt_tokens, generation_tokens, useful_token_ratio)
 
-    def token_gap(self, seconds: float) -> None:
+    def token_gaps(self, seconds: float, count: int) -> None:
         for observer in self._observers:
-            observer.token_gap(seconds)
+            observer.token_gaps(seconds, count)
 
     def request_finished(self, record: RequestRecord) -> None:
         for observer in self._observers:

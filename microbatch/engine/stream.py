@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
 from types import TracebackType
-
-import anyio
 
 from microbatch.core.plan import Delta
 from microbatch.core.ports import Detokenizer
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.sequence import Sequence
 from microbatch.engine.outputs import Choice, ChoiceDelta, RequestOutput, Timings, Usage
+from microbatch.engine.unread import Unread
 
 
 class RequestStream:
@@ -33,11 +34,12 @@ class RequestStream:
         self._detokenizers = detokenizers
         self._abort = abort
         self._clock = clock
-        self._unread: dict[int, list[ChoiceDelta]] = {}
+        self._unread = [Unread(index) for index in range(request.params.n)]
+        self._ready: deque[Unread] = deque()
         self._wait_for_end = False
         self._open = set(range(request.params.n))
         self._error: Exception | None = None
-        self._news = anyio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._sequences: dict[int, Sequence] = {}
         self._finished_at: float | None = None
 
@@ -62,28 +64,35 @@ class RequestStream:
             self._abort(self.request_id)
 
     def push(self, sequence: Sequence, delta: Delta) -> bool:
-        """Take news of one choice; returns True when a stop text was found and the sequence must end."""
+        """Take news of one choice; returns True when a stop text was found and the sequence must end.
+
+        ``wake`` the reader when all news of the moment are in.
+        """
         index = sequence.index
         if index not in self._open:
             return False
         self._sequences[index] = sequence
-        detokenizer = self._detokenizers[index]
-        text = "" if delta.token_id is None else detokenizer.push(delta.token_id)
-        finish = FinishReason.STOP if detokenizer.stopped else delta.finish_reason
-        if finish is not None and not detokenizer.stopped:
-            text += detokenizer.finish()
-            finish = FinishReason.STOP if detokenizer.stopped else finish
-        shown = () if delta.token_id is None else (delta.token_id,)
-        logprobs = (delta.logprobs,) if shown and delta.logprobs is not None else None
-        self._enqueue(ChoiceDelta(index, text, shown, logprobs, finish))
-        if finish is not None:
-            self._close(index, delta.error)
-        return detokenizer.stopped and delta.finish_reason is None
+        detokenizer, unread = self._detokenizers[index], self._unread[index]
+        if delta.token_id is not None:
+            unread.add(detokenizer.push(delta.token_id), delta.token_id, delta.logprobs)
+        if not unread.in_line:
+            unread.in_line = True
+            self._ready.append(unread)
+        if delta.finish_reason is not None or detokenizer.stopped:
+            return self._finish(index, delta)
+        return False
+
+    def wake(self) -> None:
+        """Let the reader run, unless it wants the whole answer and there is more to come."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done() and not (self._wait_for_end and self._open):
+            waiter.set_result(None)
 
     def fail(self, error: Exception) -> None:
         """End every open choice with ``error``; used when no sequence can tell it (a dead engine)."""
         for index in sorted(self._open):
             self._close(index, error)
+        self.wake()
 
     def usage(self) -> Usage:
         """Tokens so far."""
@@ -107,23 +116,23 @@ class RequestStream:
 
     async def __aiter__(self) -> AsyncIterator[ChoiceDelta]:
         while True:
-            while self._unread:
-                index = next(iter(self._unread))
-                yield _merge(self._unread.pop(index))
+            while self._ready:
+                yield self._ready.popleft().take()
             if not self._open:
                 break
-            self._news = anyio.Event()
-            await self._news.wait()
+            await self._news()
         if self._error is not None:
             raise self._error
 
     async def collect(self) -> RequestOutput:
         """Read to the end and return the whole answer; raises the error of the request, if any."""
         self._wait_for_end = True
-        parts: dict[int, list[ChoiceDelta]] = {i: [] for i in range(self.request.params.n)}
-        async for delta in self:
-            parts[delta.index].append(delta)
-        choices = tuple(_choice(_merge(deltas or [ChoiceDelta(index, "")])) for index, deltas in parts.items())
+        while self._open:
+            await self._news()
+        if self._error is not None:
+            raise self._error
+        self._ready.clear()
+        choices = tuple(_choice(unread.take()) for unread in self._unread)
         return RequestOutput(self.request_id, choices, self.usage(), self.timings())
 
     async def __aenter__(self) -> RequestStream:
@@ -134,10 +143,13 @@ class RequestStream:
     ) -> None:
         self.abort()
 
-    def _enqueue(self, delta: ChoiceDelta) -> None:
-        self._unread.setdefault(delta.index, []).append(delta)
-        if not self._wait_for_end:  # a reader who wants the whole answer is not woken for each token
-            self._news.set()
+    def _finish(self, index: int, delta: Delta) -> bool:
+        detokenizer, reason = self._detokenizers[index], delta.finish_reason
+        if not detokenizer.stopped:
+            self._unread[index].text.append(detokenizer.finish())
+        self._unread[index].finish_reason = FinishReason.STOP if detokenizer.stopped else reason
+        self._close(index, delta.error)
+        return detokenizer.stopped and reason is None
 
     def _close(self, index: int, error: Exception | None) -> None:
         self._open.discard(index)
@@ -145,22 +157,13 @@ class RequestStream:
             self._error = error
         if not self._open:
             self._finished_at = self._clock()
-        self._news.set()
+
+    async def _news(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
 
     def __repr__(self) -> str:
-        return f"<RequestStream {self.request_id} open={sorted(self._open)} unread={len(self._unread)}>"
-
-
-def _merge(deltas: SequenceABC[ChoiceDelta]) -> ChoiceDelta:
-    if len(deltas) == 1:
-        return deltas[0]
-    return ChoiceDelta(
-        index=deltas[0].index,
-        text="".join(d.text for d in deltas),
-        token_ids=tuple(t for d in deltas for t in d.token_ids),
-        logprobs=tuple(lp for d in deltas for lp in d.logprobs or ()) or None,
-        finish_reason=deltas[-1].finish_reason,
-    )
+        return f"<RequestStream {self.request_id} open={sorted(self._open)} unread={len(self._ready)}>"
 
 
 def _choice(whole: ChoiceDelta) -> Choice:

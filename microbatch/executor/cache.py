@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from microbatch.executor.attention import PagedStep
+from microbatch.executor.attention import PagedStep, hand_over
 
 
 class PagedLayer(CacheLayerMixin):
@@ -47,7 +47,8 @@ class PagedLayer(CacheLayerMixin):
 
 
 class PagedCache(Cache):
-    """Hands the current ``PagedStep`` to the attention function through the keywords of each attention call."""
+    """Hands the current ``PagedStep`` to the attention function through the keywords of each attention call, or on the
+    keys where a module does not show its keywords (gpt_neox)."""
 
     def __init__(self, num_layers: int, prefix_columns: int) -> None:
         self.lengths = [PagedLayer(prefix_columns) for _ in range(num_layers)]
@@ -64,9 +65,10 @@ class PagedCache(Cache):
         **other: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Called by each attention module before its attention function."""
-        if kwargs is None:
-            raise RuntimeError("this model does not give its cache the attention keywords")
-        kwargs["paged"] = self.step
+        if kwargs is None:  # older modules keep their keywords to themselves
+            hand_over(key_states, self.step)
+        else:
+            kwargs["paged"] = self.step
         return self.lengths[layer_idx].update(key_states, value_states)
 
 

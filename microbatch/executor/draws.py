@@ -11,9 +11,22 @@ _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
+class Draws:
+    """The numbers of one seed, in [0, 1) with 53 random bits, by position."""
+
+    __slots__ = ("_mixed",)
+
+    def __init__(self, seed: int) -> None:
+        self._mixed = _mix(seed & _MASK)
+
+    def at(self, position: int) -> float:
+        """The number for the token at ``position``."""
+        return (_mix((self._mixed + (position + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+
+
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits."""
-    return (_mix((_mix(seed & _MASK) + (position + 1) * _GOLDEN) & _MASK) >> 11) * 2.0**-53
+    """The number of one seed and one position."""
+    return Draws(seed).at(position)
 
 
 def _mix(z: int) -> int:

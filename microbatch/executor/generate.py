@@ -12,10 +12,8 @@ import queue
 import threading
 from collections.abc import Collection
 
-import torch
-
 from microbatch.core.plan import StepPlan, StepResult
-from microbatch.errors import OutOfMemoryError
+from microbatch.executor.faults import memory_faults
 from microbatch.executor.run import BatchEnded, GenerateRun, PagedModel
 
 
@@ -42,13 +40,11 @@ class GenerateExecutor:
         if plan.admitted or not plan.sequences:
             self.reset()
         try:
-            self._model.move_blocks(plan)
-            if not plan.sequences:
-                return StepResult(plan.step_id, {})
-            return self._begin(plan) if plan.admitted else self._advance(plan)
-        except torch.OutOfMemoryError as error:
-            self._free_memory()
-            raise OutOfMemoryError(f"out of memory in a batch of {len(plan.sequences)}: {error}") from None
+            with memory_faults(f"a batch of {len(plan.sequences)}", self._model.device):
+                self._model.move_blocks(plan)
+                if not plan.sequences:
+                    return StepResult(plan.step_id, {})
+                return self._begin(plan) if plan.admitted else self._advance(plan)
         except BaseException:
             self.reset()
             raise
@@ -80,11 +76,6 @@ class GenerateExecutor:
         if self._run is None:
             raise RuntimeError(f"step {plan.step_id} continues a batch, but none runs")
         return self._run.advance(plan)
-
-    def _free_memory(self) -> None:
-        self.reset()
-        if self._model.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _work(self) -> None:
         """The thread that every ``generate`` of this executor runs in: one thread keeps one OpenMP team."""

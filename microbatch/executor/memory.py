@@ -1,57 +1,72 @@
-"""How many blocks the store gets when nobody says."""
+"""How many blocks the store gets when nobody says: what the device has left beside weights and activations."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
 from microbatch.errors import SetupError
+from microbatch.executor.device_memory import DeviceMemory, HostMemory
+from microbatch.executor.packing import packed_tensors
+from microbatch.executor.profiling import StepProfile
+from microbatch_kernels.store import KVStore
 
-#: Share of the device's memory that model and store may fill: the field keeps a fifth free for activations.
-GPU_UTILIZATION = 0.80
-#: Share of the free memory of a machine without GPU that the store may grow to. Pages cost nothing until written.
-CPU_UTILIZATION = 0.50
+
+@dataclass(frozen=True, slots=True)
+class PoolWish:
+    """What the settings say of the pool. ``max_blocks``: no more than this is of use (None: the more the better)."""
+
+    utilization: float
+    block_size: int
+    bytes_per_token: int
+    max_blocks: int | None = None
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.block_size * self.bytes_per_token
 
 
-def default_num_blocks(bytes_per_block: int, device: torch.device, wanted_blocks: int) -> int:
-    """As many blocks as memory allows, at most ``wanted_blocks`` on a CPU. ``SetupError`` if not even two fit."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        blocks = int(free - (1 - GPU_UTILIZATION) * total) // bytes_per_block
-    else:
-        blocks = min(wanted_blocks, int(CPU_UTILIZATION * available_memory()) // bytes_per_block)
-    if blocks < 2:
+def pool_blocks(memory: DeviceMemory, wish: PoolWish, profile: StepProfile, weights: int) -> int:
+    """As many blocks as the room that is left holds, the null block not counted. ``SetupError`` with the numbers when
+    there is none."""
+    room = memory.room(wish.utilization) - profile.activations
+    blocks = room // wish.bytes_per_block - 1
+    if blocks < 1:
         raise SetupError(
-            f"no memory left for K/V blocks of {bytes_per_block / 2**20:.1f} MiB on {device}; use a smaller model,"
-            " --quantization int8, or give the number of blocks with --kv-blocks"
+            f"no memory left for K/V blocks of {size(wish.bytes_per_block)}: of {size(memory.total())},"
+            f" {size(memory.free())} are free beside weights of {size(weights)}, a share of {wish.utilization:g} may be"
+            f" used, and {profile.step} needs {size(profile.activations)}; raise --memory-utilization, lower"
+            f" {profile.step.setting}, use a smaller model or --quantization, or give the number of blocks with"
+            " --kv-blocks"
         )
-    return blocks
+    return blocks if wish.max_blocks is None else min(blocks, wish.max_blocks)
+
+
+def pool_text(store: KVStore, max_model_len: int) -> str:
+    """The pool in words, for the log."""
+    tokens = store.num_blocks * store.block_size
+    return (
+        f"K/V pool {size(store.num_blocks * store.bytes_per_block)}: {store.num_blocks} blocks of {store.block_size},"
+        f" {tokens} tokens of {store.bytes_per_token} bytes; room for {tokens / max_model_len:.1f} sequences of"
+        f" {max_model_len} tokens"
+    )
+
+
+def weight_bytes(model: torch.nn.Module) -> int:
+    """Bytes of the weights and buffers, packed ones included, tied ones once."""
+    tensors = [*model.parameters(), *model.buffers(), *packed_tensors(model)]
+    return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
 def available_memory() -> int:
     """Bytes that can be had on this machine without swapping, the limit of a container included."""
-    available = _meminfo()
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        limit, usage = _number(limit_file), _number(usage_file)
-        if limit is not None and usage is not None:
-            available = min(available, max(0, limit - usage))
-    return available
+    return HostMemory().free()
 
 
-def _meminfo() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 4 * 2**30
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def _number(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None
+def size(num_bytes: int) -> str:
+    """Bytes for people."""
+    if abs(num_bytes) < 2**20:
+        return f"{num_bytes / 2**10:.1f} KiB"
+    return f"{num_bytes / 2**20:.1f} MiB" if abs(num_bytes) < 2**30 else f"{num_bytes / 2**30:.2f} GiB"

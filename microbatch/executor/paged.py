@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from microbatch.core.plan import SequenceStep, StepPlan, StepResult
-from microbatch.errors import OutOfMemoryError
 from microbatch.executor.attention import PagedStep
+from microbatch.executor.faults import memory_faults
+from microbatch.executor.graphs import DecodeGraphs
 from microbatch.executor.run import PagedModel
 from microbatch.executor.sampling import Sampler
-from microbatch_kernels.attention_inputs import AttentionInputs
+from microbatch_kernels.attention_inputs import AttentionInputs, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,16 @@ class PackedInputs:
 
 
 class PagedExecutor:
-    """Implements ``core.ports.Executor`` for policies that decide before every step."""
+    """Implements ``core.ports.Executor`` for policies that decide before every step. Steps that fit ``graphs`` run
+    through them."""
 
-    def __init__(self, model: PagedModel, eos_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self, model: PagedModel, eos_token_ids: Collection[int] = (), graphs: DecodeGraphs | None = None
+    ) -> None:
         if model.dense:
             raise ValueError("the packed forward needs a model whose attention runs over the store")
         self._model = model
+        self._graphs = graphs
         self._sampler = Sampler(model.vocab_size, eos_token_ids, model.device)
 
     @property
@@ -60,15 +65,11 @@ class PagedExecutor:
         """One forward over everything that the plan feeds; a token for each sequence that samples."""
         self._sampler.release(plan.released)
         params = {s.seq_id: s.params for s in plan.sequences}
-        for admitted in plan.admitted:
-            self._sampler.admit(admitted, params[admitted.seq_id])
-        try:
+        with memory_faults(f"a step of {plan.num_tokens} tokens", self._model.device):
+            for admitted in plan.admitted:
+                self._sampler.admit(admitted, params[admitted.seq_id])
             self._model.move_blocks(plan)
             return self._forward(plan) if plan.sequences else StepResult(plan.step_id, {})
-        except torch.OutOfMemoryError as error:
-            if self._model.device.type == "cuda":
-                torch.cuda.empty_cache()
-            raise OutOfMemoryError(f"out of memory in a step of {plan.num_tokens} tokens: {error}") from None
 
     def reset(self) -> None:
         """Nothing is kept between steps but the sampling state, which the next plan releases."""
@@ -78,21 +79,25 @@ class PagedExecutor:
 
     @torch.no_grad()
     def _forward(self, plan: StepPlan) -> StepResult:
+        if self._graphs is not None and self._graphs.fits(plan.sequences):
+            return self._sample(plan, self._graphs.run(plan.sequences), [s.seq_id for s in plan.sequences])
         model, device = self._model, self._model.device
         packed = PackedInputs.build(plan.sequences)
         rows = [(s.block_ids, s.start, len(s.token_ids)) for s in plan.sequences]
         inputs = AttentionInputs.build(rows, model.store.block_size, device)
-        keep = torch.tensor(packed.sampled or [0], device=device)
         output = model.model(
-            input_ids=torch.tensor([packed.token_ids], device=device),
-            position_ids=torch.tensor([packed.positions], device=device),
+            input_ids=upload(packed.token_ids, device)[None],
+            position_ids=upload(packed.positions, device)[None],
             use_cache=False,
-            logits_to_keep=keep,
+            logits_to_keep=upload(packed.sampled or [0], device),
             paged=PagedStep(model.store, model.backend, inputs, packed=None),
         )
         if not packed.sampled:
             return StepResult(plan.step_id, {})
-        logits = output.logits[0].to(torch.float32, copy=True)
-        sampled = self._sampler.sample(logits, packed.seq_ids)
-        model.scrub_failed(plan.sequences, sampled.errors)
+        return self._sample(plan, output.logits[0], packed.seq_ids)
+
+    def _sample(self, plan: StepPlan, logits: torch.Tensor, seq_ids: list[int]) -> StepResult:
+        """A token after each row of ``logits`` ``[len(seq_ids), V]``."""
+        sampled = self._sampler.sample(logits.to(torch.float32, copy=True), seq_ids)
+        self._model.scrub_failed(plan.sequences, sampled.errors)
         return StepResult(plan.step_id, sampled.token_ids, sampled.logprobs, sampled.errors)

@@ -16,8 +16,8 @@ from microbatch.executor.attention import PagedStep
 from microbatch.executor.cache import DenseCache, PagedCache
 from microbatch.executor.padding import PaddedBatch
 from microbatch.executor.sampling import SampledTokens, Sampler
+from microbatch_kernels.attention_backend import AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs
-from microbatch_kernels.dispatch import AttentionBackend
 from microbatch_kernels.host_pool import HostPool
 from microbatch_kernels.metadata import slot_mapping
 from microbatch_kernels.store import KVStore

@@ -9,9 +9,11 @@ import torch
 
 from microbatch.core.plan import Admitted, TokenLogprobs
 from microbatch.core.request import SamplingParams
-from microbatch.executor.draws import uniform
-from microbatch.executor.filters import draw
-from microbatch.executor.penalties import LogitAdjustment
+from microbatch.executor import vocabulary
+from microbatch.executor.draws import Draws
+from microbatch.executor.filters import Filters
+from microbatch.executor.logprobs import RawLogprobs
+from microbatch.executor.penalties import Adjustment, Adjustments
 
 
 @dataclass(slots=True)
@@ -26,15 +28,42 @@ class SampledTokens:
 
 @dataclass(slots=True)
 class _State:
+    """What sampling needs of one sequence. ``position`` is that of the next token."""
+
     params: SamplingParams
-    seed: int
+    draws: Draws
     position: int
-    adjustment: LogitAdjustment | None
+    adjustment: Adjustment | None
 
     def append(self, token_id: int) -> None:
         self.position += 1
         if self.adjustment is not None:
             self.adjustment.append(token_id)
+
+
+class _Rows:
+    """The rows of a batch, and what is made of their parameters once for as long as they stay the same."""
+
+    def __init__(self, states: Sequence[_State], device: torch.device) -> None:
+        self.states = states
+        self.wanted = [(r, s.params.logprobs) for r, s in enumerate(states) if s.params.logprobs is not None]
+        adjusted = [(r, s.adjustment) for r, s in enumerate(states) if s.adjustment is not None]
+        self.adjustments = Adjustments(adjusted, device) if adjusted else None
+        random = [r for r, s in enumerate(states) if not s.params.greedy]
+        self._random_states = [states[r] for r in random]
+        self._random = torch.tensor(random, dtype=torch.int64, device=device)
+        self._filters = Filters([s.params for s in self._random_states], device)
+
+    def choose(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens ``[N]`` and the largest logits ``[N]``; changes ``logits``."""
+        largest, tokens = vocabulary.best(logits)
+        if not self._random_states:
+            return tokens, largest
+        uniforms = [s.draws.at(s.position) for s in self._random_states]
+        if len(uniforms) == len(logits):
+            return self._filters.draw(logits, largest, uniforms), largest
+        tokens[self._random] = self._filters.draw(logits[self._random], largest[self._random], uniforms)
+        return tokens, largest
 
 
 class Sampler:
@@ -45,61 +74,47 @@ class Sampler:
         self._eos = frozenset(eos_token_ids)
         self._device = device
         self._states: dict[int, _State] = {}
+        self._last: tuple[list[int], _Rows] | None = None
 
     def admit(self, admitted: Admitted, params: SamplingParams) -> None:
         """A sequence enters; its past output is counted, so that it goes on exactly where a preemption cut it."""
         adjustment = None
-        if LogitAdjustment.needed(params):
-            adjustment = LogitAdjustment(admitted, params, self._vocab_size, self._eos, self._device)
+        if Adjustment.needed(params):
+            adjustment = Adjustment(admitted, params, self._vocab_size, self._eos)
         position = len(admitted.prompt_token_ids) + len(admitted.output_token_ids)
-        self._states[admitted.seq_id] = _State(params, admitted.seed, position, adjustment)
+        self._states[admitted.seq_id] = _State(params, Draws(admitted.seed), position, adjustment)
+        self._last = None
 
     def release(self, seq_ids: Collection[int]) -> None:
         """Sequences leave; unknown ids are ignored."""
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
+            self._last = None
 
     def sample(self, logits: torch.Tensor, seq_ids: Sequence[int]) -> SampledTokens:
         """One token for each sequence; ``logits`` float32 ``[N, V]``, row i belongs to ``seq_ids[i]``.
 
         Changes ``logits``. A row that holds a NaN, or nothing finite, becomes an error and leaves the others alone.
         """
+        rows = self._rows(seq_ids)
+        raw = RawLogprobs(logits, rows.wanted) if rows.wanted else None
+        if rows.adjustments is not None:
+            rows.adjustments.apply(logits)
+        tokens, largest = rows.choose(logits)
+        logprobs = raw.of(tokens) if raw is not None else {}
+        token_ids, finite = torch.stack((tokens, largest.isfinite())).tolist()
         sampled = SampledTokens()
-        states = [self._states[s] for s in seq_ids]
-        raw = _raw_logprobs(logits, seq_ids, states)
-        for row, state in enumerate(states):
-            if state.adjustment is not None:
-                state.adjustment.apply(logits[row])
-        best, tokens = logits.max(dim=-1)
-        finite = torch.isfinite(best).tolist()
-        random_rows = [r for r, s in enumerate(states) if finite[r] and not s.params.greedy]
-        if random_rows:
-            rows = torch.tensor(random_rows, device=logits.device)
-            chosen = [states[r] for r in random_rows]
-            draws = [uniform(s.seed, s.position) for s in chosen]
-            tokens[rows] = draw(logits[rows], [s.params for s in chosen], draws)
-        for seq_id, token_id, ok, state in zip(seq_ids, tokens.tolist(), finite, states, strict=True):
-            if not ok:
+        for row, (seq_id, token_id, state) in enumerate(zip(seq_ids, token_ids, rows.states)):
+            if not finite[row]:
                 sampled.errors[seq_id] = "the model gave logits that are not numbers for this request"
                 continue
             sampled.token_ids[seq_id] = token_id
             state.append(token_id)
-            if seq_id in raw:
-                row_logprobs, top = raw[seq_id]
-                sampled.logprobs[seq_id] = TokenLogprobs(float(row_logprobs[token_id]), top)
+            if row in logprobs:
+                sampled.logprobs[seq_id] = logprobs[row]
         return sampled
 
-
-def _raw_logprobs(
-    logits: torch.Tensor, seq_ids: Sequence[int], states: Sequence[_State]
-) -> dict[int, tuple[torch.Tensor, tuple[tuple[int, float], ...]]]:
-    """Log-softmax of the raw logits and its best entries, for the rows that ask for them."""
-    raw = {}
-    for row, (seq_id, state) in enumerate(zip(seq_ids, states, strict=True)):
-        wanted = state.params.logprobs
-        if wanted is None:
-            continue
-        row_logprobs = logits[row].log_softmax(-1)
-        values, ids = row_logprobs.topk(min(wanted, row_logprobs.shape[-1]))
-        raw[seq_id] = (row_logprobs, tuple(zip(ids.tolist(), values.tolist(), strict=True)))
-    return raw
+    def _rows(self, seq_ids: Sequence[int]) -> _Rows:
+        if self._last is None or self._last[0] != seq_ids:
+            self._last = list(seq_ids), _Rows([self._states[s] for s in seq_ids], self._device)
+        return self._last[1]

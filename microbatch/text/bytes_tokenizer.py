@@ -7,7 +7,7 @@ from typing import Final
 
 from microbatch.errors import InvalidRequestError
 from microbatch.text.detokenizer import IncrementalDetokenizer
-from microbatch.text.joining import ByteJoiner
+from microbatch.text.joining import ByteJoiner, Pieces
 
 BOS_TOKEN_ID: Final = 256
 EOS_TOKEN_ID: Final = 257
@@ -57,8 +57,7 @@ class ByteTokenizer:
 
     def detokenizer(self, stop: Sequence[str] = ()) -> IncrementalDetokenizer:
         """A fresh detokenizer for one sequence."""
-        return IncrementalDetokenizer(ByteJoiner(_shown_bytes), stop)
+        return IncrementalDetokenizer(ByteJoiner(_PIECES), stop)
 
 
-def _shown_bytes(token_id: int, first: bool) -> bytes | None:
-    return bytes([token_id]) if token_id < 256 else None
+_PIECES: Final = Pieces(lambda token_id: bytes([token_id]) if token_id < 256 else b"")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 #: A window that still ends in U+FFFD after so many tokens does not wait for the rest of a character.
@@ -22,30 +22,66 @@ class Joiner(Protocol):
         ...
 
 
+class Pieces(dict[int, "str | bytes"]):
+    """What each token adds to a text, made when it is first asked for and kept for every sequence of a tokenizer: text
+    when its bytes are whole characters, as they nearly always are, else the bytes; empty for a token that is not
+    shown."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._token_bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str | bytes:
+        data = self._token_bytes(token_id)
+        try:
+            piece: str | bytes = data.decode("utf-8")
+        except UnicodeDecodeError:
+            piece = data
+        self[token_id] = piece
+        return piece
+
+
 class ByteJoiner:
     """Joins the bytes of tokens and decodes them as UTF-8. Constant work per token, exact for any sequence of bytes.
 
-    ``token_bytes(token_id, first)`` gives the bytes of a token, None for one that is not shown; ``first`` is true for
-    the first one that is. Up to ``strip`` leading spaces of the text are dropped (sentencepiece).
+    ``first_bytes`` gives the bytes of the first token that is shown, and None for one that is not, where they differ
+    from its piece; up to ``strip`` leading spaces of the text are dropped (both sentencepiece).
     """
 
-    def __init__(self, token_bytes: Callable[[int, bool], bytes | None], strip: int = 0) -> None:
-        self._token_bytes = token_bytes
+    def __init__(
+        self,
+        pieces: Mapping[int, str | bytes],
+        first_bytes: Callable[[int], bytes | None] | None = None,
+        strip: int = 0,
+    ) -> None:
+        self._pieces = pieces
+        self._first_bytes = first_bytes
         self._strip = strip
-        self._first = True
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        #: Nothing is held back and the text has begun, so that a piece of whole characters passes as it is.
+        self._plain = first_bytes is None and not strip
 
     def push(self, token_id: int) -> str:
         """Text that is complete after this token."""
-        piece = self._token_bytes(token_id, self._first)
-        if piece is None:
-            return ""
-        self._first = False
-        return self._stripped(self._decoder.decode(piece))
+        piece = self._pieces[token_id]
+        if self._plain and isinstance(piece, str):
+            return piece
+        return self._join(token_id, piece)
 
     def finish(self) -> str:
         """One U+FFFD for the bytes of an unfinished character, if there are any."""
         return self._stripped(self._decoder.decode(b"", final=True))
+
+    def _join(self, token_id: int, piece: str | bytes) -> str:
+        data = piece.encode("utf-8") if isinstance(piece, str) else piece
+        if self._first_bytes is not None:
+            first = self._first_bytes(token_id)
+            if first is None:
+                return ""
+            data, self._first_bytes = first, None
+        text = self._stripped(self._decoder.decode(data))
+        self._plain = not self._strip and not self._decoder.getstate()[0]
+        return text
 
     def _stripped(self, text: str) -> str:
         while self._strip and text:
@@ -68,6 +104,7 @@ class WindowJoiner:
         self._decode = decode
         self._given: list[int] = []
         self._new: list[int] = []
+        self._given_length = 0
 
     def push(self, token_id: int) -> str:
         """Text that is complete after this token."""
@@ -79,6 +116,7 @@ class WindowJoiner:
         if not text or (text.endswith("\ufffd") and not full):
             return ""
         self._given, self._new = self._new, []
+        self._given_length = len(self._decode(self._given))
         return text
 
     def finish(self) -> str:
@@ -87,4 +125,4 @@ class WindowJoiner:
         return text
 
     def _fresh(self) -> str:
-        return self._decode(self._given + self._new)[len(self._decode(self._given)) :]
+        return self._decode(self._given + self._new)[self._given_length :]

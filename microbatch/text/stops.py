@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -9,13 +10,16 @@ class StopFilter:
     """Passes text through until a stop text begins.
 
     The earliest match in the text wins, wherever token edges fall: the text given out is ``T[:min(T.index(s))]``. Text
-    that may be the beginning of a stop is held back. Each character costs a few steps per stop (Knuth-Morris-Pratt), so
-    no choice of stop texts makes a token expensive.
+    that may be the beginning of a stop is held back. Text in which no stop begins passes after one search for their
+    first characters; from there each character costs a few steps per stop (Knuth-Morris-Pratt), so no choice of stop
+    texts makes a token expensive.
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops = tuple(stops)
         self._borders = tuple(_borders(stop) for stop in self._stops)
+        first = re.escape("".join(stop[:1] for stop in self._stops))
+        self._begins = re.compile(f"[{first}]").search if first else None
         self._matched = [0] * len(self._stops)
         self._held = ""
         self._cut: int | None = None
@@ -30,16 +34,13 @@ class StopFilter:
         """Take new text, give out what is certain."""
         if self._stopped:
             return ""
-        if not self._stops:
+        if self._held:
+            return self._follow(text)
+        found = self._begins(text) if self._begins is not None else None
+        if found is None:
             return text
-        seen = len(self._held)
-        self._held += text
-        for character in text:
-            seen += 1
-            self._advance(character, seen)
-            if self._cut is not None and self._cut <= seen - max(self._matched):
-                return self._stop()
-        return self._give(seen - max(self._matched))
+        begin = found.start()
+        return text[:begin] + self._follow(text[begin:])
 
     def finish(self) -> str:
         """The text ends here: the rest of it, up to a stop text that still waited for an earlier one to fail."""
@@ -48,6 +49,17 @@ class StopFilter:
         if self._cut is not None:
             return self._stop()
         return self._give(len(self._held))
+
+    def _follow(self, text: str) -> str:
+        """As ``push``, for text that a stop may begin in or go on in."""
+        seen = len(self._held)
+        self._held += text
+        for character in text:
+            seen += 1
+            self._advance(character, seen)
+            if self._cut is not None and self._cut <= seen - max(self._matched):
+                return self._stop()
+        return self._give(seen - max(self._matched))
 
     def _advance(self, character: str, seen: int) -> None:
         for index, stop in enumerate(self._stops):

@@ -9,7 +9,7 @@ from microbatch.errors import InvalidRequestError, SetupError
 from microbatch.text.chat import check_template, render_chat
 from microbatch.text.decoding import read_rules
 from microbatch.text.detokenizer import IncrementalDetokenizer
-from microbatch.text.joining import ByteJoiner, Joiner, WindowJoiner
+from microbatch.text.joining import ByteJoiner, Joiner, Pieces, WindowJoiner
 
 
 class HFTokenizer:
@@ -35,7 +35,7 @@ class HFTokenizer:
         self._chat_template = chat_template
         self._rules = read_rules(backend.decoder.__getstate__() if backend.decoder is not None else None)
         self._special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-        self._bytes: dict[int, bytes] = {}
+        self._pieces = Pieces(self._shown_bytes)
         if backend.truncation is not None:
             backend.no_truncation()
         if backend.padding is not None:
@@ -87,24 +87,18 @@ class HFTokenizer:
     def _joiner(self) -> Joiner:
         if self._rules is None:
             return WindowJoiner(self._decode_raw)
-        return ByteJoiner(self._shown_bytes, self._rules.strip)
+        return ByteJoiner(self._pieces, self._first_bytes if self._rules.marker else None, self._rules.strip)
 
-    def _shown_bytes(self, token_id: int, first: bool) -> bytes | None:
-        """Bytes of a token in a text; None for a special token or an id that only the embedding has."""
-        if token_id in self._special:
-            return None
-        if first and self._rules is not None and self._rules.marker:
-            token = self._backend.id_to_token(token_id)
-            return None if token is None else self._rules.token_bytes(token, first=True)
-        return self._token_bytes(token_id) or None
+    def _shown_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token in a text; none of a special token or an id that only the embedding has."""
+        return b"" if token_id in self._special else self._token_bytes(token_id)
+
+    def _first_bytes(self, token_id: int) -> bytes | None:
+        """Bytes of the first token in a text, which loses its marker; None for one that is not shown."""
+        token = None if token_id in self._special else self._backend.id_to_token(token_id)
+        return None if token is None or self._rules is None else self._rules.token_bytes(token, first=True)
 
     def _token_bytes(self, token_id: int) -> bytes:
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._make_bytes(token_id)
-        return known
-
-    def _make_bytes(self, token_id: int) -> bytes:
         token: str | None = self._backend.id_to_token(token_id)
         if token is None:
             return b""

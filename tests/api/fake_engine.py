@@ -95,7 +95,7 @@ class FakeEngine:
     def statistics(self) -> EngineStatistics:
         if self.status.state == "starting":
             raise UnavailableError("the model is being loaded")
-        return EngineStatistics(len(self.running), 0, 64, 60, 4 / 64, "window", {})
+        return EngineStatistics(len(self.running), 0, 64, 60, 4 / 64, "window", {}, 256, 100, 64 * 16 * 100)
 
     def add_observer(self, observer: Observer) -> None:
         self.observers.append(observer)
@@ -118,6 +118,7 @@ class FakeEngine:
                     choice.output_token_ids.append(token_id)
                     if stream.push(choice, Delta(choice.seq_id, token_id, _logprobs(request.params, token_id))):
                         choice.status = sequence.SequenceStatus.FINISHED
+                stream.wake()
             self.news.set()
             if script.hold:
                 await asyncio.Event().wait()
@@ -129,6 +130,7 @@ class FakeEngine:
             for choice in choices:
                 stream.push(choice, Delta(choice.seq_id, finish_reason=FinishReason.ABORT))
         finally:
+            stream.wake()
             self.running.pop(request.request_id, None)
 
     def _sequence(self, request: Request, index: int, script: Script) -> sequence.Sequence:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from microbatch.api.app import create_app
+from microbatch.api.histogram import CountedHistogram
 from microbatch.api.metrics import EngineMetrics
 from microbatch.engine.stats import EngineStatus, RequestRecord
 from tests.api.fake_engine import FakeEngine
@@ -18,6 +20,8 @@ FAMILIES = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
     "kv_cache_usage_perc": "gauge",
+    "kv_cache_bytes": "gauge",
+    "kv_cache_bytes_per_token": "gauge",
     "prefix_cache_queries": "counter",
     "prefix_cache_hits": "counter",
     "num_preemptions": "counter",
@@ -52,7 +56,7 @@ async def samples(engine: FakeEngine, act: bool = True) -> dict[str, float]:
         observer.batch_closed("window", 3)
         observer.step_done(20, 3, 0.75)
         observer.step_done(0, 2, 1.0)
-        observer.token_gap(0.04)
+        observer.token_gaps(0.04, 2)
         observer.request_finished(RequestRecord("stop", 20, 3, 4, 0.05, 0.2, 0.3, 0.05))
         observer.request_finished(RequestRecord("abort", 20, 0, 0, None, None, None, None))
         observer.request_rejected("queue_full")
@@ -81,7 +85,10 @@ async def test_events_are_counted_exactly() -> None:
         "generation_tokens_total": 5,
         "useful_token_ratio_count": 2,
         "useful_token_ratio_sum": 1.75,
-        "inter_token_latency_seconds_sum": 0.04,
+        "inter_token_latency_seconds_sum": 0.08,
+        "inter_token_latency_seconds_count": 2,
+        "inter_token_latency_seconds_bucket le=0.03": 0,
+        "inter_token_latency_seconds_bucket le=0.05": 2,
         "request_success_total finished_reason=stop": 1,
         "request_success_total finished_reason=abort": 1,
         "request_queue_time_seconds_count": 1,
@@ -107,6 +114,7 @@ async def test_gauges_show_the_moment() -> None:
     got = await samples(FakeEngine())
     assert got["microbatch:num_requests_running"] == 0
     assert got["microbatch:kv_cache_usage_perc"] == 4 / 64
+    assert (got["microbatch:kv_cache_bytes"], got["microbatch:kv_cache_bytes_per_token"]) == (64 * 16 * 100, 100)
 
 
 async def test_no_gauges_while_the_engine_starts() -> None:
@@ -120,6 +128,19 @@ async def test_histograms_are_whole() -> None:
         if kind == "histogram":
             full = f"microbatch:{name}"
             assert got[f"{full}_bucket le=+Inf"] == got[f"{full}_count"]
+
+
+async def test_counted_observations_are_those_of_the_library_one_by_one() -> None:
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    one_by_one = Histogram("a:b", "What.", buckets=(0.005, 0.01, 1, 10), registry=theirs)
+    counted = CountedHistogram("a:b", "What.", (0.005, 0.01, 1, 10))
+    ours.register(counted)
+    for value, count in ((0.005, 1), (0.0051, 2), (1, 3), (10, 1), (99, 4), (0, 1)):
+        counted.observe(value, count)
+        for _ in range(count):
+            one_by_one.observe(value)
+    text = generate_latest(theirs).decode()
+    assert generate_latest(ours).decode() == text[: text.index("# HELP a:b_created")]
 
 
 async def test_two_engines_count_apart() -> None:

@@ -89,7 +89,7 @@ def test_an_open_door_is_said(caplog: pytest.LogCaptureFixture) -> None:
 def test_openmp_waits_passively_unless_the_user_chose() -> None:
     environment: dict[str, str] = {}
     prefer_passive_waiting(environment)
-    assert environment == {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    assert environment == {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "5000"}
     for chosen in ({"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}):
         environment = dict(chosen)
         prefer_passive_waiting(environment)
@@ -102,4 +102,4 @@ def test_openmp_reads_what_is_set_before_torch_is_imported() -> None:
     environment = {"PYTHONPATH": f"{root}:{root / 'kernels'}", "OMP_DISPLAY_ENV": "verbose"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr and "GOMP_SPINCOUNT = '0'" in done.stderr
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr and "GOMP_SPINCOUNT = '5000'" in done.stderr

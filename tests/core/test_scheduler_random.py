@@ -66,9 +66,7 @@ class Lives(RuleBasedStateMachine):
         salt=st.sampled_from(["", "", "salt"]),
     )
     def arrive(self, prompt: list[int], tokens: int, n: int, salt: str) -> None:
-        r = request(
-            f"r{len(self.sequences)}", prompt, self.now, max_tokens=tokens, n=n, options={"cache_salt": salt}
-        )
+        r = request(f"r{len(self.sequences)}", prompt, self.now, max_tokens=tokens, n=n, options={"cache_salt": salt})
         for sequence in self.scheduler.add(r, seed=1, max_total_tokens=len(prompt) + tokens):
             self.sequences[sequence.seq_id] = sequence
 

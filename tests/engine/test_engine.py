@@ -56,8 +56,8 @@ class Notes(Observer):
         self.generated += generation_tokens
         self.prompt += prompt_tokens
 
-    def token_gap(self, seconds: float) -> None:
-        self.gaps += 1
+    def token_gaps(self, seconds: float, count: int) -> None:
+        self.gaps += count
 
     def preempted(self, count: int) -> None:
         self.preemptions += count
@@ -94,6 +94,35 @@ async def test_streams_join_to_the_answer() -> None:
         deltas = [d async for d in engine.stream("say>", GREEDY)]
     assert "".join(d.text for d in deltas) == "a stream of text"
     assert [d.finish_reason for d in deltas if d.finish_reason] == [FinishReason.STOP] == [deltas[-1].finish_reason]
+
+
+@pytest.mark.parametrize("policy", ["window", "continuous"])
+@pytest.mark.parametrize("stop", [(), ("z",)])
+async def test_a_token_is_told_while_the_next_step_runs(policy: str, stop: tuple[str, ...]) -> None:
+    gate = Gate()
+    executor = FakeExecutor(script("abc"), latency=lambda plan: gate.latency(plan) if plan.step_id else 0.0)
+    params = SamplingParams(temperature=0, max_tokens=3, stop=stop)
+    async with make_engine(executor, policy=policy) as engine:
+        stream = engine.stream("say>", params)
+        first = await anext(stream)
+        await to_thread.run_sync(gate.entered.acquire)
+        assert first.text == "a" and len(executor.plans) == 2
+        gate.open()
+        assert "".join([delta.text async for delta in stream]) == "bc"
+
+
+async def test_a_whole_answer_wakes_its_reader_once() -> None:
+    async with make_engine(FakeExecutor(script("abcdefgh"))) as engine:
+        stream = engine.submit(list(b"say>"), GREEDY)
+        wakes: list[bool] = []
+        wait = stream._news
+
+        async def counted() -> None:
+            await wait()
+            wakes.append(stream.finished)
+
+        stream._news = counted  # type: ignore[method-assign]
+        assert (await stream.collect()).text == "abcdefgh" and wakes == [True]
 
 
 async def test_requests_of_one_moment_share_a_batch() -> None:

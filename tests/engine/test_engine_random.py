@@ -19,7 +19,7 @@ from tests.engine.test_engine import Notes, all_free
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize(("policy", "tokens"), [("window", 24), ("serial", 6)])
+@pytest.mark.parametrize(("policy", "tokens"), [("window", 24), ("serial", 6), ("continuous", 24)])
 async def test_random_requests_end_once_each(policy: str, tokens: int) -> None:
     count = 1000
     rnd = random.Random(7)

@@ -14,6 +14,7 @@ from microbatch.core.scheduler import Scheduler
 from microbatch.core.sequence import Sequence
 from microbatch.errors import OutOfMemoryError, SetupError
 from microbatch.executor.generate import GenerateExecutor
+from microbatch.executor.kv_shapes import cached_specs
 from microbatch.executor.probe import attach, layer_specs
 from microbatch.executor.run import PagedModel
 from microbatch_kernels.dispatch import choose_backend
@@ -29,10 +30,10 @@ BLOCK = 4
 def executor_for(
     model: Any, num_blocks: int = 128, *, expect_paged: bool = True, backend: str = "torch"
 ) -> GenerateExecutor:
-    chosen = choose_backend(backend)[1]
+    chosen = choose_backend(backend)
     specs = layer_specs(model)
     assert attach(model, specs, chosen) is expect_paged
-    store = KVStore(specs, num_blocks, BLOCK)
+    store = KVStore(specs if expect_paged else cached_specs(model), num_blocks, BLOCK)
     return GenerateExecutor(PagedModel(model, store, chosen, CPU, VOCAB, 0, dense=not expect_paged), [2])
 
 
@@ -224,14 +225,6 @@ def test_a_plan_that_continues_nothing_is_refused() -> None:
         executor.close()
 
 
-def test_a_model_with_other_state_is_refused() -> None:
-    from transformers import MambaConfig, MambaForCausalLM
-
-    model = MambaForCausalLM(MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=8))
-    with pytest.raises(SetupError, match="Mamba"):
-        layer_specs(model)
-
-
 def test_a_model_that_gives_wrong_logits_both_ways_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     specs = layer_specs(model)
@@ -239,4 +232,4 @@ def test_a_model_that_gives_wrong_logits_both_ways_is_refused(monkeypatch: pytes
 
     monkeypatch.setattr(probe, "_dense_logits", lambda model, rows: torch.ones(2, VOCAB))
     with pytest.raises(SetupError, match="logits differ"):
-        attach(model, specs, choose_backend("torch")[1])
+        attach(model, specs, choose_backend("torch"))

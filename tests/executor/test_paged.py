@@ -27,7 +27,7 @@ COUNTS = [12, 3, 20, 1, 9]
 
 
 def executor_for(model: Any, num_blocks: int = 128) -> PagedExecutor:
-    backend = choose_backend("torch")[1]
+    backend = choose_backend("torch")
     specs = layer_specs(model)
     assert attach(model, specs, backend)
     return PagedExecutor(PagedModel(model, KVStore(specs, num_blocks, BLOCK), backend, CPU, VOCAB, 0), [2])
@@ -141,4 +141,4 @@ def test_a_dense_model_is_refused() -> None:
     model = tiny_model("llama")
     specs = layer_specs(model)
     with pytest.raises(ValueError, match="packed forward"):
-        PagedExecutor(PagedModel(model, KVStore(specs, 4, BLOCK), choose_backend()[1], CPU, VOCAB, 0, dense=True))
+        PagedExecutor(PagedModel(model, KVStore(specs, 4, BLOCK), choose_backend(), CPU, VOCAB, 0, dense=True))

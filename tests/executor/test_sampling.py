@@ -13,6 +13,7 @@ from microbatch.core.plan import Admitted
 from microbatch.core.request import SamplingParams
 from microbatch.executor.draws import uniform
 from microbatch.executor.filters import draw
+from microbatch.executor.penalties import Adjustment, Adjustments
 from microbatch.executor.sampling import Sampler
 
 VOCAB = 50
@@ -137,12 +138,10 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(1, VOCAB)
     logits[0, 5], logits[0, 6] = 4.0, -0.1
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[5, 6, 5, 8]]), logits.clone())
-    from microbatch.executor.penalties import LogitAdjustment
-
     params = SamplingParams(repetition_penalty=1.3)
-    row = logits[0].clone()
-    LogitAdjustment(Admitted(0, (5, 6, 5), (8,), 0), params, VOCAB, [2], CPU).apply(row)
-    torch.testing.assert_close(row, expected[0])
+    rows = logits.repeat(3, 1)
+    Adjustments([(1, Adjustment(Admitted(0, (5, 6, 5), (8,), 0), params, VOCAB, [2]))], CPU).apply(rows)
+    torch.testing.assert_close(rows, torch.cat([logits, expected, logits]))
 
 
 def test_presence_and_frequency_count_the_output_alone() -> None:
@@ -154,6 +153,78 @@ def test_presence_and_frequency_count_the_output_alone() -> None:
     assert seen == [5, 6, 5, 5, 7, 5]
     resumed = sampler({"presence_penalty": 1.0, "frequency_penalty": 0.5}, output=tuple(seen[:3]))
     assert resumed.sample(base.clone(), [0]).token_ids[0] == seen[3]
+
+
+def adjusted(row: list[float], params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
+    """The definition, one token after the other."""
+    row = list(row)
+    for i in range(VOCAB):
+        if i in prompt + output:
+            row[i] = row[i] / params.repetition_penalty if row[i] > 0 else row[i] * params.repetition_penalty
+        row[i] -= params.frequency_penalty * output.count(i) + params.presence_penalty * (i in output)
+        row[i] += params.logit_bias.get(i, 0.0)
+        if len(output) < params.min_tokens and i in (2, *params.stop_token_ids):
+            row[i] = float("-inf")
+    return row
+
+
+TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=8)
+PARAMS = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 1.0, 0.5, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.0, -1.5, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.4, 1.1]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 3.5]), max_size=3),
+    min_tokens=st.sampled_from([0, 3]),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=2).map(tuple),
+)
+
+
+@given(st.lists(st.tuples(PARAMS, TOKENS, TOKENS, TOKENS), min_size=1, max_size=4), st.integers(0, 99))
+def test_adjustments_of_many_rows_are_those_of_each(
+    rows: list[tuple[SamplingParams, list[int], list[int], list[int]]], seed: int
+) -> None:
+    logits = torch.randn(len(rows) + 1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+    expected = [adjusted(logits[i].tolist(), p, prompt, out + new) for i, (p, prompt, out, new) in enumerate(rows)]
+    wanting = []
+    for i, (params, prompt, out, new) in enumerate(rows):
+        if Adjustment.needed(params):
+            adjustment = Adjustment(Admitted(i, tuple(prompt), tuple(out), 0), params, VOCAB, [2, VOCAB + 7])
+            for token_id in new:
+                adjustment.append(token_id)
+            wanting.append((i, adjustment))
+    untouched = logits[-1].clone()
+    Adjustments(wanting, CPU).apply(logits)
+    torch.testing.assert_close(logits[:-1], torch.tensor(expected))
+    assert torch.equal(logits[-1], untouched)
+
+
+def test_rows_may_change_places_leave_and_come_back_as_others() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 7], logits[1, 9] = 1, 1
+    made = sampler({"logit_bias": {3: 50}}, {})
+    assert made.sample(logits.clone(), [0, 1]).token_ids == {0: 3, 1: 9}
+    assert made.sample(logits.clone(), [1, 0]).token_ids == {1: 7, 0: 3}
+    assert made.sample(logits[:1].clone(), [1]).token_ids == {1: 7}
+    made.release([0])
+    made.admit(Admitted(0, (5,), (), 9), SamplingParams(temperature=0))
+    assert made.sample(logits.clone(), [1, 0]).token_ids == {1: 7, 0: 9}
+    made.admit(Admitted(0, (5,), (), 9), SamplingParams(temperature=0, logit_bias={4: 50}))
+    assert made.sample(logits.clone(), [1, 0]).token_ids == {1: 7, 0: 4}
+
+
+def test_random_and_greedy_rows_of_one_batch_are_those_of_each_alone() -> None:
+    torch.manual_seed(5)
+    kinds: list[dict[str, Any]] = [{}, {"temperature": 1}, {"logprobs": 3}, {"temperature": 1, "top_p": 0.7}]
+    steps = [torch.randn(4, 5000) * 2 for _ in range(3)]
+    together = sampler(*kinds)
+    got = [together.sample(x.clone(), [0, 1, 2, 3]) for x in steps]
+    for row in range(4):
+        alone = sampler(*kinds)
+        for x, sampled in zip(steps, got):
+            mine = alone.sample(x[row : row + 1].clone(), [row])
+            assert mine.token_ids[row] == sampled.token_ids[row]
+            assert mine.logprobs.get(row) == sampled.logprobs.get(row)
 
 
 def test_logprobs_are_raw_and_of_the_chosen_token() -> None:

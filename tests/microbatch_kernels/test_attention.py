@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOptions
 from microbatch_kernels.attention_naive import attention_naive
-from microbatch_kernels.dispatch import BACKENDS, choose_backend
+from microbatch_kernels.dispatch import choose_backend
 from microbatch_kernels.store import KVStore, LayerSpec, zeros
 
 CPU = torch.device("cpu")
@@ -50,28 +52,31 @@ def paged_batch(
     return query, store, AttentionInputs.build(rows, block_size, CPU), dense
 
 
-@pytest.mark.parametrize("name", sorted(BACKENDS))
+@pytest.mark.parametrize("name", ["naive", "torch", "cpu"])
 @pytest.mark.parametrize("batch", sorted(BATCHES))
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 60), (8, 1, 80)])
 @pytest.mark.parametrize("window", [None, 7, 16])
-def test_backend_equals_naive(name: str, batch: str, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
+def test_backend_equals_naive(
+    name: str, batch: str, heads: int, kv_heads: int, dim: int, window: int | None, kernel_folder: Path
+) -> None:
     query, store, inputs, _ = paged_batch(*BATCHES[batch], heads, kv_heads, dim)
     options = AttentionOptions(dim**-0.5, sliding_window=window)
-    chosen, backend = choose_backend(name)
-    assert chosen == name
+    backend = choose_backend(name, folder=kernel_folder)
+    assert backend.name == name
     expected = attention_naive(query, store.kv[0], inputs, options)
     assert error_ratio(expected, backend(query, store.kv[0], inputs, options)) < 1e-5
 
 
-@pytest.mark.parametrize("name", sorted(BACKENDS))
+@pytest.mark.parametrize("name", ["naive", "torch", "cpu"])
 @pytest.mark.parametrize("batch", sorted(BATCHES))
-def test_softcap_and_sinks(name: str, batch: str) -> None:
+def test_softcap_and_sinks(name: str, batch: str, kernel_folder: Path) -> None:
     query, store, inputs, _ = paged_batch(*BATCHES[batch], 6, 2, 64)
     options = AttentionOptions(0.3, 9, softcap=2.0, sinks=torch.linspace(-1, 1, 6))
     expected = attention_naive(query, store.kv[0], inputs, options)
     plain = attention_naive(query, store.kv[0], inputs, AttentionOptions(0.3, 9))
     assert error_ratio(expected, plain) > 0.01
-    assert error_ratio(expected, choose_backend(name)[1](query, store.kv[0], inputs, options)) < 1e-5
+    backend = choose_backend(name, folder=kernel_folder)
+    assert error_ratio(expected, backend(query, store.kv[0], inputs, options)) < 1e-5
 
 
 def test_naive_equals_the_dense_formula() -> None:
@@ -94,16 +99,17 @@ def test_half_precision_stays_finite_and_close(dtype: torch.dtype, batch: str) -
     query, store, inputs, _ = paged_batch(*BATCHES[batch], 9, 3, 64, dtype)
     options = AttentionOptions(0.125)
     expected = attention_naive(query, store.kv[0], inputs, options)
-    got = choose_backend("torch")[1](query, store.kv[0], inputs, options)
+    got = choose_backend("torch")(query, store.kv[0], inputs, options)
     assert got.dtype is dtype and torch.isfinite(got).all()
     assert error_ratio(expected.float(), got.float()) < 2e-2
 
 
-def test_stray_blocks_and_slots_never_show() -> None:
+@pytest.mark.parametrize("name", ["torch", "cpu"])
+def test_stray_blocks_and_slots_never_show(name: str, kernel_folder: Path) -> None:
     """Whatever lies in other blocks, behind the end of the context or in the null block changes nothing."""
     query, store, inputs, _ = paged_batch([1, 4], [21, 9], 4, 2, 32)
     options = AttentionOptions(0.2)
-    backend = choose_backend("torch")[1]
+    backend = choose_backend(name, folder=kernel_folder)
     before = backend(query, store.kv[0], inputs, options)
     used = {
         t * 16 + o
@@ -117,10 +123,14 @@ def test_stray_blocks_and_slots_never_show() -> None:
     assert torch.equal(before, backend(query, store.kv[0], inputs, options))
 
 
-def test_an_unknown_backend_fails_loudly_and_auto_says_what_it_took() -> None:
-    assert choose_backend("auto")[0] == "torch"
-    with pytest.raises(ValueError, match="known: auto, naive, torch"):
+def test_an_unknown_backend_fails_loudly_and_auto_says_what_it_took(kernel_folder: Path) -> None:
+    assert choose_backend("auto").name == "torch"
+    assert choose_backend("auto", folder=kernel_folder).name == "cpu"
+    assert choose_backend("auto", folder=kernel_folder, device=torch.device("cuda")).name == "torch"
+    with pytest.raises(ValueError, match="known: auto, naive, torch, cpu"):
         choose_backend("flash")
+    with pytest.raises(ValueError, match="'cpu' cannot be had"):
+        choose_backend("cpu")
 
 
 def test_store_sizes_and_copies() -> None:
