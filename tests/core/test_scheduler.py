@@ -291,7 +291,10 @@ def test_prefix_hits_are_counted_and_never_cover_the_whole_prompt() -> None:
 
 def test_pinned_prompt_is_matched_later_even_without_a_prefix_cache() -> None:
     s = serial(prefix_cache=False)
+    add(s, request("before", 5, max_tokens=1))
     s.add(request("pin", 9, max_tokens=1), seed=0, max_total_tokens=10, pin_prompt=True)
+    step(s, 9)
+    step(s, 9)
     step(s, 9)
     (sequence,) = add(s, request("b", 10, max_tokens=1))
     step(s, 9)
