@@ -143,6 +143,12 @@ class Settings:
         maximum=0.98,
     )
     cuda_graphs: bool = _row(True, "On a GPU, record decode steps as CUDA graphs, policy continuous.")
+    swap_space: float = _row(
+        0.0,
+        "Host memory for the K/V of sequences that lose their blocks. 0: their K/V is computed again.",
+        "GIB",
+        minimum=0,
+    )
     prefix_cache: bool = _row(True, "Keep the K/V of prompt beginnings for requests that share them.")
     log_level: str = _row("info", "Least severe messages to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = _row(False, "Log one JSON object a line.")

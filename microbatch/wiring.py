@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,7 +97,13 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
     # A model with attention of its own may measure distances in columns, and a cached prefix leaves a gap in them.
     shares_prefixes = not model.dense
     prefix_cache = settings.prefix_cache and shares_prefixes
-    kv = PagedKVManager(model.store.num_blocks, settings.block_size, prefix_cache=prefix_cache)
+    model = with_swap_space(model, settings.swap_space)
+    kv = PagedKVManager(
+        model.store.num_blocks,
+        settings.block_size,
+        prefix_cache=prefix_cache,
+        num_host_blocks=model.host.num_blocks if model.host is not None else 0,
+    )
     graph_rows = settings.max_num_seqs if settings.cuda_graphs else 0
     template = settings.chat_template
     return assemble(
@@ -115,6 +121,32 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         kv_bytes_per_token=model.store.bytes_per_token,
         shares_prefixes=shares_prefixes,
     )
+
+
+def with_swap_space(model: PagedModel, gib: float) -> PagedModel:
+    """The model with so much host memory for the K/V of sequences that lose their blocks."""
+    from microbatch.executor.memory import available_memory
+    from microbatch_kernels.host_pool import HostPool
+
+    num_bytes = int(gib * 2**30)
+    if num_bytes == 0:
+        return model
+    if model.dense:
+        raise SetupError(
+            f"swap_space needs a model whose attention can run over the paged store, and that of"
+            f" {type(model.model).__name__} cannot"
+        )
+    if num_bytes > available_memory():
+        raise SetupError(
+            f"swap_space of {gib:g} GiB is more than the {available_memory() / 2**30:.1f} GiB that are free"
+        )
+    host = HostPool.of_size(model.store.pools, num_bytes)
+    if host.num_blocks == 0:
+        raise SetupError(
+            f"swap_space of {gib:g} GiB does not hold a single block of {model.store.bytes_per_block} bytes"
+        )
+    logger.info("swap space: %d blocks of host memory", host.num_blocks)
+    return replace(model, host=host)
 
 
 def _cpu_kernels(settings: Settings) -> CpuKernels | None:

@@ -15,7 +15,10 @@ ROOT = Path(__file__).parent.parent
 SOURCES = {"microbatch": ROOT / "microbatch", "microbatch_kernels": ROOT / "kernels/microbatch_kernels"}
 MAX_LINES = 300
 
-LEDGER = tuple(f"microbatch_kernels.{name}" for name in ("blocks", "cached_pool", "manager", "metadata", "prefix"))
+LEDGER = tuple(
+    f"microbatch_kernels.{name}"
+    for name in ("blocks", "cached_pool", "manager", "metadata", "prefix", "statistics", "swap_space", "tables")
+)
 CLOCK_AND_CHANCE = ("asyncio", "random", "secrets", "threading", "time")
 
 

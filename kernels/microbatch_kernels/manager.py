@@ -1,66 +1,33 @@
 """The ledger of the paged K/V store: which blocks belong to which sequence, and what they share.
 
 It moves no byte. Its owner computes K/V into the blocks it is given, says so with ``commit``, and makes the copies that
-``take_copies`` asks for. What keeps shared content safe: a block is matched only after it is full and committed, it is
-never written again, and ``allocate``, which comes before every write, replaces what others can see by a copy.
+``take_copies`` and ``take_swaps`` ask for. What keeps shared content safe: a block is matched only after it is full and
+committed, it is never written again, and ``allocate``, which comes before every write, replaces what others can see by
+a copy.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from microbatch_kernels.cached_pool import CachedBlockPool
 from microbatch_kernels.metadata import num_blocks_for
-
-
-class KVStatistics(NamedTuple):
-    """State and history of a manager."""
-
-    #: Blocks that can be handed out.
-    num_blocks: int
-    #: Blocks that nothing references, cached ones included.
-    num_free_blocks: int
-    #: Blocks with known content, referenced or not.
-    num_cached_blocks: int
-    #: Blocks that pinned prefixes hold.
-    num_pinned_blocks: int
-    #: Sequences that hold a block table.
-    num_sequences: int
-    #: Cached blocks that were given new content, since the start.
-    num_evictions: int
-    #: Blocks copied on write, since the start.
-    num_copies: int
-
-
-@dataclass(frozen=True, slots=True)
-class PinnedPrefix:
-    """A declared prefix whose blocks stay until it is unpinned. ``num_tokens`` counts its full blocks only."""
-
-    prefix_id: int
-    num_tokens: int
-    block_ids: tuple[int, ...]
-    salt: str
-
-
-@dataclass(slots=True)
-class BlockTable:
-    """The blocks of one sequence. The first ``num_full`` are written and committed: they never change again."""
-
-    block_ids: list[int]
-    num_full: int
-    salt: str
+from microbatch_kernels.statistics import KVStatistics
+from microbatch_kernels.swap_space import Swaps, SwapSpace
+from microbatch_kernels.tables import BlockTable, PinnedPrefix
 
 
 class PagedKVManager:
     """Blocks 1 to ``num_blocks`` of ``block_size`` token slots each. Not thread-safe: one owner calls it.
 
-    ``prefix_cache=False``: sequences share nothing but pinned prefixes, and a freed block is forgotten at once.
+    ``prefix_cache=False``: sequences share nothing but forks and pinned prefixes, and a freed block is forgotten at
+    once. ``num_host_blocks``: as many more in host memory, for sequences that are swapped out.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 16, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int = 16, *, prefix_cache: bool = True, num_host_blocks: int = 0
+    ) -> None:
         if block_size < 1:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self._block_size = block_size
@@ -68,6 +35,7 @@ class PagedKVManager:
         self._tables: dict[int, BlockTable] = {}
         self._pins: dict[int, PinnedPrefix] = {}
         self._copies: list[tuple[int, int]] = []
+        self._swap_space = SwapSpace(num_host_blocks)
         self._next_prefix_id = 0
         self._num_copies = 0
 
@@ -122,6 +90,8 @@ class PagedKVManager:
             num_sequences=len(self._tables),
             num_evictions=self._pool.num_evictions,
             num_copies=self._num_copies,
+            num_host_blocks=self._swap_space.num_blocks,
+            num_free_host_blocks=self._swap_space.num_free,
         )
 
     # ---- the life of a block table
@@ -180,16 +150,24 @@ class PagedKVManager:
             self._pool.fill(table.block_ids[index], parent, content, table.salt)
             table.num_full = index + 1
 
-    def fork(self, parent_seq_id: int, child_seq_id: int) -> None:
+    def fork(self, parent_seq_id: int, child_seq_id: int, num_tokens: int | None = None) -> None:
         """Give a new sequence the block table of another, every block shared. Costs no block.
 
-        Before either of them writes, ``allocate`` must be called for it; a shared block that is not full is copied
-        then. Raises ``KeyError`` when the parent has no table, ``ValueError`` when the child has one already.
+        ``num_tokens``: only the blocks of the first so many tokens; the child will write what comes after them.
+        Before either of them writes, ``allocate`` must be called for it; a shared block that is not full, or that the
+        child writes into, is copied then. Raises ``KeyError`` when the parent has no table, ``ValueError`` when the
+        child has one already or the parent's is too short.
         """
         self._check_new(child_seq_id)
         parent = self._tables[parent_seq_id]
-        self._pool.share(parent.block_ids)
-        self._tables[child_seq_id] = BlockTable(list(parent.block_ids), parent.num_full, parent.salt)
+        block_ids, num_full = list(parent.block_ids), parent.num_full
+        if num_tokens is not None:
+            count = self.blocks_needed(num_tokens)
+            if count > len(block_ids):
+                raise ValueError(f"sequence {parent_seq_id} holds {len(block_ids)} blocks, not {count}")
+            block_ids, num_full = block_ids[:count], min(num_full, num_tokens // self._block_size)
+        self._pool.share(block_ids)
+        self._tables[child_seq_id] = BlockTable(block_ids, num_full, parent.salt)
 
     def take_copies(self) -> tuple[tuple[int, int], ...]:
         """The copies (source block, target block) that ``allocate`` has called for since the last call.
@@ -206,6 +184,44 @@ class PagedKVManager:
         Raises ``KeyError`` when it holds none, so that nothing is freed twice.
         """
         self._pool.release(self._tables.pop(seq_id).block_ids)
+
+    # ---- host memory
+
+    @property
+    def num_swapped(self) -> int:
+        """Sequences whose K/V is kept in host memory."""
+        return self._swap_space.num_sequences
+
+    def swap_out(self, seq_id: int, num_tokens: int) -> bool:
+        """Keep the first ``num_tokens`` tokens of a sequence in host memory; ``free`` it next.
+
+        All or nothing: False when too few host blocks are free, or when copies or swaps into blocks are called for
+        already: what goes out goes first.
+        """
+        block_ids = self._tables[seq_id].block_ids[: self.blocks_needed(num_tokens)]
+        return not self._copies and self._swap_space.put(seq_id, block_ids, num_tokens)
+
+    def swap_in(self, seq_id: int) -> int:
+        """Bring what was swapped out of a sequence back into its new block table, but for what ``begin`` has shared.
+
+        Returns the number of tokens whose K/V the table then holds; 0 when nothing of the sequence was kept, or when it
+        would come into a block of a copy that is called for: then it is forgotten.
+        """
+        table = self._tables[seq_id]
+        if self._copies and not {b for pair in self._copies for b in pair}.isdisjoint(
+            table.block_ids[table.num_full :]
+        ):
+            self._swap_space.drop(seq_id)
+        return self._swap_space.take(seq_id, table.block_ids, table.num_full)
+
+    def drop_swapped(self, seq_id: int) -> None:
+        """Forget what was swapped out of a sequence, if anything was."""
+        self._swap_space.drop(seq_id)
+
+    def take_swaps(self) -> Swaps:
+        """The copies between device and host that were called for since the last call, for the next plan: first all
+        that goes out, then all that comes back, then those of ``take_copies``, then what the plan writes."""
+        return self._swap_space.take_swaps()
 
     # ---- declared prefixes
 
@@ -232,6 +248,7 @@ class PagedKVManager:
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when the books do not balance."""
         self._pool.check_integrity()
+        self._swap_space.check_integrity()
         blocks = range(self.num_blocks + 1)
         pins = Counter(block_id for pin in self._pins.values() for block_id in pin.block_ids)
         held = pins + Counter(block_id for table in self._tables.values() for block_id in table.block_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from microbatch.core.request import FinishReason, SamplingParams
 
@@ -22,8 +23,7 @@ class Admitted:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStep:
+class SequenceStep(NamedTuple):
     """Feed ``token_ids`` at positions [start, start + len(token_ids)) of one sequence.
 
     ``block_ids`` is its whole block table, long enough for all positions fed so far. ``samples`` asks for one new token
@@ -46,6 +46,9 @@ class StepPlan:
     ``admitted`` is not empty begins a batch, and it then admits every sequence in it. A plan without sequences closes a
     batch whose sequences have all left. ``num_rows`` counts the rows of the forward, those that have ended included;
     ``reason`` says why the batch closed: size, window, idle, drain or memory.
+
+    ``swap_out`` (device block, host block), ``swap_in`` (host block, device block) and ``copies`` (source block, target
+    block) are whole blocks to be copied before anything is fed, in this order.
     """
 
     step_id: int
@@ -55,6 +58,9 @@ class StepPlan:
     run_to_completion: bool = True
     num_rows: int = 0
     reason: str = ""
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -93,8 +99,7 @@ class StepResult:
         return self.errors.get(step.seq_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """News of one sequence: a new token, its end, or both.
 
     ``token_id`` is None when nothing new is to be shown (an end token, an abort, an error).

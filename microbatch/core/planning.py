@@ -6,15 +6,13 @@ from microbatch.core.plan import Admitted, SequenceStep
 from microbatch.core.sequence import Sequence
 
 
-def sequence_step(sequence: Sequence, block_ids: tuple[int, ...], count: int) -> SequenceStep:
-    """Feed the next ``count`` tokens, and sample one token when they reach the end."""
-    start = sequence.num_computed_tokens
-    samples = start + count == sequence.num_tokens
-    if sequence.output_token_ids and samples and count == 1:
-        token_ids: tuple[int, ...] = (sequence.output_token_ids[-1],)  # the common case, without copying the rest
-    else:
-        token_ids = sequence.token_ids()[start : start + count]
-    return SequenceStep(sequence.seq_id, token_ids, start, block_ids, samples, sequence.params)
+def sequence_step(sequence: Sequence) -> SequenceStep:
+    """Feed what is scheduled of the sequence, and sample one token when that reaches the end."""
+    tokens, start = sequence.token_ids, sequence.num_computed_tokens
+    end = start + sequence.num_scheduled_tokens
+    return SequenceStep(
+        sequence.seq_id, tuple(tokens[start:end]), start, sequence.block_ids, end == len(tokens), sequence.params
+    )
 
 
 def admission(sequence: Sequence) -> Admitted:

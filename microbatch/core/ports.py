@@ -61,6 +61,39 @@ class KVManager(Protocol):
         """K/V of the first ``num_computed_tokens`` tokens is written: full blocks among them become shareable."""
         ...
 
+    def fork(self, parent_seq_id: int, child_seq_id: int, num_tokens: int | None = None) -> None:
+        """Give a new sequence the blocks of another's first ``num_tokens`` tokens, shared. ``allocate`` must follow
+        before the child writes: it asks for copies (``take_copies``) of what others can see."""
+        ...
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """The copies (source block, target block) asked for since the last call: for the next plan, in this order."""
+        ...
+
+    @property
+    def num_swapped(self) -> int:
+        """Sequences whose K/V is kept in host memory."""
+        ...
+
+    def swap_out(self, seq_id: int, num_tokens: int) -> bool:
+        """Keep the first ``num_tokens`` tokens of a sequence in host memory; ``free`` it next. False changes nothing:
+        there is no room. In the making of one plan, what goes out does so before anything comes in."""
+        ...
+
+    def swap_in(self, seq_id: int) -> int:
+        """Bring back what was swapped out of a sequence that has begun again, as far as it is not shared. The number of
+        tokens whose K/V it then holds, 0 when nothing was kept."""
+        ...
+
+    def drop_swapped(self, seq_id: int) -> None:
+        """Forget what was swapped out of a sequence."""
+        ...
+
+    def take_swaps(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """The (device block, host block) and the (host block, device block) copies asked for since the last call. In
+        the next plan the first come before the second, and these before ``take_copies``."""
+        ...
+
     def free(self, seq_id: int) -> None:
         """Give back every block of a sequence. Shared ones stay until their last reference is gone."""
         ...

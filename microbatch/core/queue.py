@@ -15,6 +15,7 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._keys: list[tuple[float, int]] = []
         self._sequences: dict[int, Sequence] = {}
+        self._view: tuple[WaitingView, ...] | None = None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -26,21 +27,25 @@ class WaitingQueue:
         """Put a sequence at its place."""
         insort(self._keys, (sequence.arrival_time, sequence.seq_id))
         self._sequences[sequence.seq_id] = sequence
+        self._view = None
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; it must be there."""
         self._keys.remove((sequence.arrival_time, sequence.seq_id))
         del self._sequences[sequence.seq_id]
+        self._view = None
 
     def get(self, seq_id: int) -> Sequence:
         """The waiting sequence with this id."""
         return self._sequences[seq_id]
 
     def view(self) -> tuple[WaitingView, ...]:
-        """What a policy sees of the queue."""
-        return tuple(
-            WaitingView(s.seq_id, s.arrival_time, s.num_tokens, s.request.priority, s.request.client) for s in self
-        )
+        """What a policy sees of the queue. Made anew only when the queue has changed: a waiting sequence does not."""
+        if self._view is None:
+            self._view = tuple(
+                WaitingView(s.seq_id, s.arrival_time, s.num_tokens, s.request.priority, s.request.client) for s in self
+            )
+        return self._view
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when order and content disagree."""

@@ -13,7 +13,9 @@ class RequestTable:
 
     def __init__(self) -> None:
         self._sequences: dict[str, list[Sequence]] = {}
-        self._timed: set[str] = set()
+        self._timed: dict[str, None] = {}
+        self._soonest: float | None = None
+        self._stale = False
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._sequences))
@@ -23,15 +25,20 @@ class RequestTable:
         request = sequences[0].request
         self._sequences[request.request_id] = list(sequences)
         if request.deadline is not None or request.queue_deadline is not None:
-            self._timed.add(request.request_id)
+            self._timed[request.request_id] = None
+            self._stale = True
 
     def open_sequences(self, request_id: str) -> list[Sequence]:
         """The sequences of a request that have not ended; empty when it is unknown."""
         return [s for s in self._sequences.get(request_id, ()) if not s.finished]
 
-    def leader(self, sequence: Sequence) -> Sequence:
-        """The first choice of the sequence's request."""
-        return self._sequences[sequence.request.request_id][0]
+    def choices(self, sequence: Sequence) -> list[Sequence]:
+        """All sequences of this one's request."""
+        return self._sequences[sequence.request.request_id]
+
+    def note_started(self) -> None:
+        """Sequences were scheduled for the first time: the deadline of the queue no longer holds for them."""
+        self._stale = True
 
     def note_end(self, sequence: Sequence) -> bool:
         """One sequence has ended; True when it was the last of its request, which is forgotten then."""
@@ -39,21 +46,24 @@ class RequestTable:
         if not all(s.finished for s in self._sequences[request_id]):
             return False
         del self._sequences[request_id]
-        self._timed.discard(request_id)
+        if request_id in self._timed:
+            del self._timed[request_id]
+            self._stale = True
         return True
 
     def expired(self, now: float) -> list[list[Sequence]]:
         """All sequences of each request whose time is over at ``now``."""
-        late = []
-        for request_id in self._timed:
-            deadline = next_deadline(self._sequences[request_id])
-            if deadline is not None and now >= deadline:
-                late.append(self._sequences[request_id])
-        return late
+        soonest = self.next_deadline()
+        if soonest is None or now < soonest:
+            return []
+        requests = [self._sequences[request_id] for request_id in self._timed]
+        return [r for r in requests if (deadline := next_deadline(r)) is not None and now >= deadline]
 
     def next_deadline(self) -> float | None:
-        """When the next request expires, if none ends before."""
-        soonest: float | None = None
-        for request_id in self._timed:
-            soonest = earliest(soonest, next_deadline(self._sequences[request_id]))
-        return soonest
+        """When the next request expires, if none ends before. Looked up only when something has changed."""
+        if self._stale:
+            self._stale = False
+            self._soonest = None
+            for request_id in self._timed:
+                self._soonest = earliest(self._soonest, next_deadline(self._sequences[request_id]))
+        return self._soonest

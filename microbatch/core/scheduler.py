@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from microbatch.core.budget import StepLimits, share_tokens
+from microbatch.core.admission import Admission
+from microbatch.core.budget import StepLimits
 from microbatch.core.counters import SchedulerCounters
 from microbatch.core.deadline import deadline_error, earliest
-from microbatch.core.plan import Delta, StepPlan, StepResult
+from microbatch.core.plan import Delta, StepPlan, StepResult, TokenLogprobs
 from microbatch.core.planning import admission, choice_seed, sequence_step
 from microbatch.core.policy import Policy, SchedulerView
 from microbatch.core.ports import KVManager
@@ -46,8 +47,10 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self._residents = Residents(kv, self.counters)
         self._requests = RequestTable()
+        self._admission = Admission(self.waiting, self._residents, self._requests)
         self._deltas: list[Delta] = []
         self._plan: StepPlan | None = None
+        self._planned: list[Sequence] = []
         self._num_rows = 0
         self._limits = StepLimits(max_num_batched_tokens)
         self._next_seq_id = 0
@@ -94,15 +97,16 @@ class Scheduler:
         """
         self.wake_at = None
         self._expire(now)
-        admitted: list[Sequence] = []
-        reason = ""
-        counts = self._share()
-        evicted = self._residents.grow(counts)
+        batched = self.policy.run_to_completion
+        self._residents.share(None if batched else self._limits.num_tokens)
+        evicted = self._residents.grow()
         for sequence in evicted:
             self.waiting.add(sequence)
-        if not self.running or not (self.policy.run_to_completion or evicted):
-            admitted, reason = self._admit(counts, now)
-        plan = self._make_plan(counts, admitted, reason)
+        admitted: tuple[Sequence, ...] = ()
+        reason = ""
+        if self.waiting and (not self.running or not (batched or evicted)):
+            admitted, reason = self._admit(now)
+        plan = self._make_plan(admitted, reason)
         self.wake_at = earliest(self.wake_at, self._requests.next_deadline())
         return plan
 
@@ -116,18 +120,18 @@ class Scheduler:
         plan = self._take_plan(result.step_id)
         if plan.sequences:
             self._limits.note_success()
-        live = {s.seq_id: s for s in self.running}
+        token_ids, errors, logprobs = result.token_ids, result.errors, result.logprobs
         deltas = []
-        for step in plan.sequences:
-            sequence = live.get(step.seq_id)
-            if sequence is None:
-                continue
-            if (problem := result.problem(step)) is not None:
+        for step, sequence in zip(plan.sequences, self._planned, strict=True):
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # it left while the step ran
+            seq_id = step.seq_id
+            if (errors or step.samples and seq_id not in token_ids) and (problem := result.problem(step)) is not None:
                 deltas.append(self._end(sequence, FinishReason.ERROR, now, ExecutionError(problem)))
                 continue
             self._residents.note_computed(sequence, step.start + len(step.token_ids))
             if step.samples:
-                deltas.append(self._advance(sequence, result, now))
+                deltas.append(self._advance(sequence, token_ids[seq_id], logprobs.get(seq_id), now))
         return deltas
 
     def fail(self, error: Exception, now: float) -> list[Delta]:
@@ -138,15 +142,16 @@ class Scheduler:
         ends the sequences of the plan.
         """
         plan, self._plan = self._plan, None
-        steps = {s.seq_id for s in plan.sequences} if plan is not None else set()
-        victims = [s for s in self.running if s.seq_id in steps]
+        victims = [s for s in self._planned if s.status is SequenceStatus.RUNNING] if plan is not None else []
+        for sequence in self._residents.evicted:
+            self._residents.drop_swapped(sequence)  # nobody knows how far the copying had come
         # a padded batch computes the rows that have ended too, so the last one may fit where all of them did not
         rows = plan.num_rows if plan is not None and plan.run_to_completion else len(victims)
         divisible = rows > 1 or (plan is not None and plan.num_tokens > 1 and not plan.run_to_completion)
         if isinstance(error, OutOfMemoryError) and victims and divisible:
             self._limits.shrink(rows, plan.num_tokens if plan is not None else 1)
             for sequence in victims:
-                self._residents.preempt(sequence)
+                self._residents.preempt(sequence, swap=False)
                 self.waiting.add(sequence)
             return []
         if not isinstance(error, MicrobatchError):
@@ -180,6 +185,8 @@ class Scheduler:
         live = {s.seq_id for s in self.waiting} | {s.seq_id for s in self.running}
         known = {s.seq_id for request_id in self._requests for s in self._requests.open_sequences(request_id)}
         assert live == known, f"sequences lost or left over: {live ^ known}"
+        swapped = [s.seq_id for s in self.waiting if s.num_swapped_tokens]
+        assert len(swapped) == self.kv.num_swapped, f"{self.kv.num_swapped} sequences in host memory, not {swapped}"
         self._residents.check_integrity()
 
     def __repr__(self) -> str:
@@ -193,46 +200,19 @@ class Scheduler:
             request_id = sequences[0].request.request_id
             self._deltas += self.abort(request_id, now, deadline_error(sequences, now))
 
-    def _share(self) -> dict[int, int]:
-        """Tokens to feed of each running sequence: all that is not computed, or its share of the token budget."""
-        remaining = [s.num_tokens - s.num_computed_tokens for s in self.running]
-        if not self.policy.run_to_completion:
-            remaining = share_tokens(remaining, self._limits.num_tokens)
-        return {s.seq_id: count for s, count in zip(self.running, remaining, strict=True)}
-
-    def _admit(self, counts: dict[int, int], now: float) -> tuple[list[Sequence], str]:
-        """Let the policy's choice in as far as blocks, and between steps also tokens, reach; fills in ``counts``."""
-        view = SchedulerView(self.waiting.view(), self.num_running, self.draining)
-        decision = self.policy.decide(view, now)
+    def _admit(self, now: float) -> tuple[tuple[Sequence, ...], str]:
+        """Let the policy's choice in as far as blocks, and between steps also tokens, reach; why the batch closed."""
+        decision = self.policy.decide(SchedulerView(self.waiting.view(), self.num_running, self.draining), now)
         self.wake_at = decision.wake_at
         wanted = decision.admit[: self._limits.room(self.num_running)]
-        budget = self._limits.num_tokens - sum(counts[s.seq_id] for s in self.running)
-        admitted: list[Sequence] = []
-        for seq_id in wanted:
-            sequence = self.waiting.get(seq_id)
-            if budget <= 0 and not self.policy.run_to_completion:
-                break
-            if self._waits_for_leader(sequence):
-                continue
-            if not self._residents.begin(sequence, now):
-                if not self.running:
-                    self._refuse(sequence, now)
-                return admitted, "memory"
-            self.waiting.remove(sequence)
-            counts[seq_id] = sequence.num_tokens - sequence.num_computed_tokens
-            if not self.policy.run_to_completion:
-                counts[seq_id] = min(counts[seq_id], budget)
-            budget -= counts[seq_id]
-            admitted.append(sequence)
-        return admitted, decision.reason if len(wanted) == len(decision.admit) else "memory"
-
-    def _waits_for_leader(self, sequence: Sequence) -> bool:
-        """Between steps the choices of a request share the K/V of their prompt: the first one computes it, the others
-        come in when it is there."""
-        if self.policy.run_to_completion or not sequence.index or sequence.num_prompt_tokens <= self.kv.block_size:
-            return False
-        leader = self._requests.leader(sequence)
-        return not leader.finished and leader.num_computed_tokens < leader.num_prompt_tokens
+        budget = None
+        if not self.policy.run_to_completion:
+            budget = self._limits.num_tokens - sum(s.num_scheduled_tokens for s in self.running)
+        admitted, stuck = self._admission.admit(wanted, budget, now)
+        if stuck is not None and not self.running:
+            self._refuse(stuck, now)
+        whole = stuck is None and len(wanted) == len(decision.admit)
+        return admitted, decision.reason if whole else "memory"
 
     def _refuse(self, sequence: Sequence, now: float) -> None:
         """Nothing runs and still it does not fit: it never will, so it must not wait for ever."""
@@ -240,27 +220,27 @@ class Scheduler:
         error = ExecutionError(f"the sequence needs {needed} K/V blocks, the store has {total} and cannot free enough")
         self._deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
 
-    def _make_plan(self, counts: dict[int, int], admitted: list[Sequence], reason: str) -> StepPlan | None:
+    def _make_plan(self, admitted: tuple[Sequence, ...], reason: str) -> StepPlan | None:
         if not self.running and not self._residents.has_released:
             return None
         if admitted or not self.running:
             self._num_rows = len(self.running)
-        plan = StepPlan(
+        self._planned = [s for s in self.running if s.num_scheduled_tokens]
+        swap_out, swap_in = self.kv.take_swaps()
+        self._plan = StepPlan(
             step_id=self._next_step_id,
-            sequences=tuple(
-                sequence_step(s, self.kv.block_ids(s.seq_id), counts[s.seq_id])
-                for s in self.running
-                if counts[s.seq_id]
-            ),
-            admitted=tuple(admission(s) for s in admitted),
+            sequences=tuple([sequence_step(s) for s in self._planned]),
+            admitted=tuple([admission(s) for s in admitted]),
             released=self._residents.take_released(),
             run_to_completion=self.policy.run_to_completion,
             num_rows=self._num_rows,
             reason=reason if admitted else "",
+            swap_out=swap_out,
+            swap_in=swap_in,
+            copies=self.kv.take_copies(),
         )
         self._next_step_id += 1
-        self._plan = plan
-        return plan
+        return self._plan
 
     def _take_plan(self, step_id: int) -> StepPlan:
         plan, self._plan = self._plan, None
@@ -270,23 +250,24 @@ class Scheduler:
             )
         return plan
 
-    def _advance(self, sequence: Sequence, result: StepResult, now: float) -> Delta:
-        token_id = result.token_ids[sequence.seq_id]
-        sequence.output_token_ids.append(token_id)
+    def _advance(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, now: float) -> Delta:
+        sequence.append(token_id)
         if sequence.first_token_time is None:
             sequence.first_token_time = now
-        reason = finish_reason(sequence, self.eos_token_ids)
+        hidden = is_end_token(sequence, token_id, self.eos_token_ids)
+        reason = finish_reason(sequence, hidden)
         if reason is not None:
             self._end(sequence, reason, now, None)
-        hidden = is_end_token(sequence, token_id, self.eos_token_ids)
-        logprobs = None if hidden else result.logprobs.get(sequence.seq_id)
-        return Delta(sequence.seq_id, None if hidden else token_id, logprobs, reason)
+        if hidden:
+            return Delta(sequence.seq_id, None, None, reason)
+        return Delta(sequence.seq_id, token_id, logprobs, reason)
 
     def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: Exception | None) -> Delta:
         if sequence.status is SequenceStatus.RUNNING:
             self._residents.remove(sequence)
         else:
             self.waiting.remove(sequence)
+            self._residents.drop_swapped(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.finish_time = now

@@ -21,6 +21,8 @@ class Sequence:
     """Progress is one counter: ``num_computed_tokens`` = K/V is written for positions [0, n).
 
     Prefill, prefix hit, decode and recompute are all "feed tokens [n, m)". Times are seconds on the engine's clock.
+    ``params``, ``num_prompt_tokens`` and ``token_ids`` are read for every sequence in every step, so they are kept
+    here and not asked of the request; ``append`` keeps both lists of tokens.
     """
 
     seq_id: int
@@ -37,11 +39,31 @@ class Sequence:
     first_token_time: float | None = None
     finish_time: float | None = None
     finish_reason: FinishReason | None = None
+    #: Tokens that the newest plan feeds.
+    num_scheduled_tokens: int = 0
+    #: Tokens whose K/V waits in host memory; the sequence was swapped out.
+    num_swapped_tokens: int = 0
+    #: Its block table, and the tokens that it has room for.
+    block_ids: tuple[int, ...] = ()
+    num_slots: int = 0
+    #: With so many tokens computed, the next block is full and can be shared.
+    next_full: int = 0
+    #: The request's sampling parameters.
+    params: SamplingParams = field(init=False)
+    #: Length of the prompt in tokens.
+    num_prompt_tokens: int = field(init=False)
+    #: Prompt and output tokens, in order.
+    token_ids: list[int] = field(init=False)
 
-    @property
-    def params(self) -> SamplingParams:
-        """The request's sampling parameters."""
-        return self.request.params
+    def __post_init__(self) -> None:
+        self.params = self.request.params
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.token_ids = [*self.request.prompt_token_ids, *self.output_token_ids]
+
+    def append(self, token_id: int) -> None:
+        """A new token of the output."""
+        self.output_token_ids.append(token_id)
+        self.token_ids.append(token_id)
 
     @property
     def arrival_time(self) -> float:
@@ -49,23 +71,19 @@ class Sequence:
         return self.request.arrival_time
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the prompt in tokens."""
-        return len(self.request.prompt_token_ids)
-
-    @property
     def num_tokens(self) -> int:
         """Prompt and output tokens together."""
-        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+        return len(self.token_ids)
 
     @property
     def finished(self) -> bool:
         """Whether the sequence has ended."""
         return self.status is SequenceStatus.FINISHED
 
-    def token_ids(self) -> tuple[int, ...]:
-        """Prompt and output tokens, in order."""
-        return self.request.prompt_token_ids + tuple(self.output_token_ids)
+    @property
+    def prompt_computed(self) -> bool:
+        """Whether K/V of the whole prompt is written and held."""
+        return self.status is SequenceStatus.RUNNING and self.num_computed_tokens >= self.num_prompt_tokens
 
     def __repr__(self) -> str:
         return (

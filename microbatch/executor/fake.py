@@ -1,7 +1,8 @@
 """An executor without a model: scripted tokens, latencies and faults, and a K/V store that remembers tokens.
 
-It writes each token it is fed into the slot that the block table names, and reads the context back through the table to
-choose the next token. A block given to two sequences, freed too early or shared wrongly therefore changes the output.
+It writes each token it is fed into the slot that the block table names, moves blocks as the plan says, and reads the
+context back through the table to choose the next token. A block given to two sequences, freed too early, shared or
+swapped wrongly therefore changes the output.
 """
 
 from __future__ import annotations
@@ -56,11 +57,15 @@ class FakeExecutor:
         self._row_errors = row_errors
         self._remember = remember
         self._slots: dict[int, int] = {}
+        self._host_slots: dict[int, int] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan; raises the scripted fault, if any, after the tokens were written."""
         if self._remember:
             self.plans.append(plan)
+            self._copy(self._slots, self._host_slots, plan.swap_out)
+            self._copy(self._host_slots, self._slots, plan.swap_in)
+            self._copy(self._slots, self._slots, plan.copies)
         contexts = {s.seq_id: self._feed(s) for s in plan.sequences}
         if self._latency is not None:
             time.sleep(self._latency(plan))
@@ -80,6 +85,15 @@ class FakeExecutor:
     def close(self) -> None:
         """Noted, nothing else."""
         self.closed = True
+
+    def _copy(self, source: dict[int, int], target: dict[int, int], pairs: Sequence[tuple[int, int]]) -> None:
+        """Whole blocks, as they are: a slot that was never written is empty in the copy too."""
+        for source_id, target_id in pairs:
+            for offset in range(self._block_size):
+                token_id = source.get(source_id * self._block_size + offset)
+                target.pop(target_id * self._block_size + offset, None)
+                if token_id is not None:
+                    target[target_id * self._block_size + offset] = token_id
 
     def _feed(self, step: SequenceStep) -> list[int]:
         if not self._remember:

@@ -39,10 +39,11 @@ class GenerateExecutor:
             raise RuntimeError("the executor is closed")
         if plan.admitted or not plan.sequences:
             self.reset()
-        if not plan.sequences:
-            return StepResult(plan.step_id, {})
         try:
             with memory_faults(f"a batch of {len(plan.sequences)}", self._model.device):
+                self._model.move_blocks(plan)
+                if not plan.sequences:
+                    return StepResult(plan.step_id, {})
                 return self._begin(plan) if plan.admitted else self._advance(plan)
         except BaseException:
             self.reset()

@@ -68,6 +68,7 @@ class PagedExecutor:
         with memory_faults(f"a step of {plan.num_tokens} tokens", self._model.device):
             for admitted in plan.admitted:
                 self._sampler.admit(admitted, params[admitted.seq_id])
+            self._model.move_blocks(plan)
             return self._forward(plan) if plan.sequences else StepResult(plan.step_id, {})
 
     def reset(self) -> None:

@@ -18,6 +18,7 @@ from microbatch.executor.padding import PaddedBatch
 from microbatch.executor.sampling import SampledTokens, Sampler
 from microbatch_kernels.attention_backend import AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs
+from microbatch_kernels.host_pool import HostPool
 from microbatch_kernels.metadata import slot_mapping
 from microbatch_kernels.store import KVStore
 
@@ -28,7 +29,7 @@ _UNBOUNDED = 2**20
 @dataclass(frozen=True, slots=True)
 class PagedModel:
     """A model with the store that holds its K/V. ``dense``: its own attention over a dense gather (see
-    ``DenseCache``)."""
+    ``DenseCache``). ``host``: memory for blocks that are swapped out."""
 
     model: Any
     store: KVStore
@@ -37,6 +38,17 @@ class PagedModel:
     vocab_size: int
     pad_token_id: int
     dense: bool = False
+    host: HostPool | None = None
+
+    def move_blocks(self, plan: StepPlan) -> None:
+        """Copy the blocks that the plan names; before anything of it is written."""
+        if plan.swap_out or plan.swap_in:
+            if self.host is None:
+                raise ValueError(f"step {plan.step_id} swaps blocks, but there is no host memory for them")
+            self.host.swap_out(plan.swap_out)
+            self.host.swap_in(plan.swap_in)
+        if plan.copies:
+            self.store.copy_blocks(plan.copies)
 
     def scrub_failed(self, steps: Sequence[SequenceStep], errors: Collection[int]) -> None:
         """Wipe what is not a number from the blocks of the sequences that failed, before others get them."""

@@ -21,8 +21,9 @@ def scheduler(
     policy: Policy | None = None,
     prefix_cache: bool = True,
     max_num_batched_tokens: int = 2048,
+    num_host_blocks: int = 0,
 ) -> Scheduler:
-    kv = PagedKVManager(num_blocks, block_size, prefix_cache=prefix_cache)
+    kv = PagedKVManager(num_blocks, block_size, prefix_cache=prefix_cache, num_host_blocks=num_host_blocks)
     return Scheduler(
         kv,
         policy or WindowPolicy(max_batch_size=4, window_ms=50),

@@ -69,15 +69,6 @@ def test_the_latest_arrival_is_preempted_and_nothing_joins_in_that_step() -> Non
     assert [q[0] for q in fed(plan)] == [old.seq_id]
 
 
-def test_choices_of_a_request_share_its_prompt() -> None:
-    s = continuous()
-    sequences = add(s, request("a", 11, n=3))
-    assert [q[0] for q in fed(step(s))] == [0]
-    assert fed(step(s)) == [(0, 11, 1, True), (1, 8, 3, True), (2, 8, 3, True)]
-    tables = [s.kv.block_ids(q.seq_id) for q in sequences]
-    assert tables[0][:2] == tables[1][:2] == tables[2][:2] and len({t[2] for t in tables}) == 3
-
-
 def test_choices_go_on_without_a_first_one_that_has_ended() -> None:
     s = continuous(budget=4)
     sequences = add(s, request("a", 11, n=2))

@@ -118,9 +118,9 @@ def test_a_plan_without_rows_wastes_nothing() -> None:
 
 def test_a_sequence_says_how_far_it_has_come() -> None:
     sequence = Sequence(3, request("a", 5), 0, seed=1, max_total_tokens=9)
-    sequence.output_token_ids.append(7)
+    sequence.append(7)
     assert repr(sequence) == "<Sequence 3 waiting prompt=5 output=1 computed=0>"
-    assert (sequence.num_tokens, sequence.token_ids()[-1], sequence.arrival_time) == (6, 7, 0.0)
+    assert (sequence.num_tokens, sequence.token_ids[-1], sequence.arrival_time) == (6, 7, 0.0)
 
 
 @pytest.mark.parametrize("name", ["stop", "stop_token_ids", "logit_bias"])

@@ -291,7 +291,10 @@ def test_prefix_hits_are_counted_and_never_cover_the_whole_prompt() -> None:
 
 def test_pinned_prompt_is_matched_later_even_without_a_prefix_cache() -> None:
     s = serial(prefix_cache=False)
+    add(s, request("before", 5, max_tokens=1))
     s.add(request("pin", 9, max_tokens=1), seed=0, max_total_tokens=10, pin_prompt=True)
+    step(s, 9)
+    step(s, 9)
     step(s, 9)
     (sequence,) = add(s, request("b", 10, max_tokens=1))
     step(s, 9)
@@ -323,6 +326,6 @@ def test_a_step_that_samples_nothing_only_moves_the_counter() -> None:
     s = scheduler()
     (sequence,) = add(s, request("a", 5))
     plan = plan_of(s)
-    s._plan = replace(plan, sequences=tuple(replace(q, samples=False) for q in plan.sequences))
+    s._plan = replace(plan, sequences=tuple(q._replace(samples=False) for q in plan.sequences))
     assert s.apply(StepResult(plan.step_id, {}), 1.0) == []
     assert (sequence.num_computed_tokens, sequence.output_token_ids) == (5, [])

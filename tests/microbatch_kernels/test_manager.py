@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from microbatch_kernels import prefix
-from microbatch_kernels.manager import KVStatistics, PagedKVManager
+from microbatch_kernels.manager import PagedKVManager
+from microbatch_kernels.statistics import KVStatistics
 from tests.microbatch_kernels.toy import ToyEngine
 
 
@@ -215,7 +216,7 @@ def test_facts() -> None:
     assert kv.block_size == 2
     assert [kv.blocks_needed(n) for n in (0, 1, 2, 3)] == [0, 1, 1, 2]
     assert kv.max_num_tokens() == 16
-    assert kv.statistics() == KVStatistics(8, 6, 1, 0, 1, 0, 0)
+    assert kv.statistics() == KVStatistics(8, 6, 1, 0, 1, 0, 0, 0, 0)
     assert repr(kv) == "<PagedKVManager blocks=2/8 cached=1 pinned=0 sequences=1>"
     assert repr(kv._pool) == "<CachedBlockPool free=6/8 cached=1>"
     with pytest.raises(ValueError, match="block_size must be at least 1, not 0"):

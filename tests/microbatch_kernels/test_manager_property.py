@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 )
 
 from microbatch_kernels import prefix
-from microbatch_kernels.manager import PagedKVManager, PinnedPrefix
+from microbatch_kernels.manager import PagedKVManager
+from microbatch_kernels.tables import PinnedPrefix
 from tests.microbatch_kernels.toy import Context, ToyStore
 
 TOKENS = st.integers(0, 1)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from microbatch_kernels.manager import PagedKVManager, PinnedPrefix
+from microbatch_kernels.manager import PagedKVManager
+from microbatch_kernels.tables import PinnedPrefix
 from tests.microbatch_kernels.toy import ToyEngine
 
 SYSTEM = [1, 2, 3, 4, 5]
