@@ -22,6 +22,10 @@ class Floor(NamedTuple):
         a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
         return cls(large.nbytes / _best(large.sum) / 1e9, 2 * 2048**3 / _best(lambda: a @ b) / 1e9)
 
+    def best(self, other: Floor) -> Floor:
+        """The higher of each rate: what disturbs a measurement only lowers it."""
+        return Floor(*map(max, zip(self, other, strict=True)))
+
     def seconds(self, num_bytes: float, flops: float) -> float:
         """The longer of reading so much and computing so much."""
         return max(num_bytes / self.read_gb_per_s, flops / self.peak_gflop_per_s) / 1e9

@@ -1,9 +1,9 @@
 """How much K/V memory do the requests of a trace need? Blocks against a contiguous cache, counted by the ledger.
 
 Lengths are those of a trace (a CSV with columns ContextTokens and GeneratedTokens), or drawn as in
-``bench.continuous``. Waste: slots of blocks that hold no token, over the whole life of every request, one count a decode
-step. Concurrency: batches of 16 requests at their end; a contiguous cache, as transformers' own, gives every row of a
-batch the length of its longest. No model runs.
+``bench.continuous``. Waste: slots of blocks that hold no token, over the whole life of every request, one count a
+decode step. Concurrency: batches of 16 requests at their end; a contiguous cache, as transformers' own, gives every row
+of a batch the length of its longest. No model runs.
 
     python -m bench.trace_memory [--trace FILE] [--requests 2000]
 """

@@ -12,7 +12,6 @@ from microbatch_kernels.attention_inputs import AttentionInputs, AttentionOption
 from microbatch_kernels.attention_torch import attention_torch
 from microbatch_kernels.cpu_structs import Attention, Write, pointer
 from microbatch_kernels.layer_kv import LayerKV
-from microbatch_kernels.metadata import cu_seqlens
 
 #: The kinds of ``csrc/attention.c``, by the dtype of the pools.
 _KINDS: Final = {torch.float32: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
@@ -46,10 +45,9 @@ class CpuAttention:
         self, query: torch.Tensor, kv: LayerKV, inputs: AttentionInputs, options: AttentionOptions, out: torch.Tensor
     ) -> Attention:
         """What the kernel is called with, to write ``out`` ``[T, H, value_dim]``. The tensors must outlive the call."""
-        starts, context_lens = self._lengths(inputs)
         return Attention(
             *(pointer(t) for t in (query, kv.keys, kv.values, kv.key_scales, kv.value_scales, options.sinks, out)),
-            *(t.data_ptr() for t in (inputs.block_tables, starts, context_lens)),
+            *(t.data_ptr() for t in (inputs.block_tables, inputs.query_starts, inputs.lens)),
             *(len(inputs.query_lens), inputs.block_tables.shape[1], kv.block_size, query.shape[1], kv.num_kv_heads),
             *(kv.keys.shape[3], kv.values.shape[3], query.stride(0), query.stride(1)),
             *(options.sliding_window or 0, _KINDS[kv.keys.dtype]),
@@ -82,14 +80,6 @@ class CpuAttention:
             and max(kv.keys.shape[3], kv.values.shape[3]) <= self._max_dim
             and query.shape[1] // kv.num_kv_heads <= self._max_group
         )
-
-    @staticmethod
-    def _lengths(inputs: AttentionInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 ``[B + 1]`` and ``[B]``: where each sequence's tokens begin, and the contexts."""
-        if ("starts", 0, None) not in inputs.masks:
-            inputs.masks["starts", 0, None] = torch.tensor(cu_seqlens(inputs.query_lens))
-            inputs.masks["context_lens", 0, None] = torch.tensor(inputs.context_lens)
-        return inputs.masks["starts", 0, None], inputs.masks["context_lens", 0, None]
 
 
 def _readable(kv: LayerKV) -> bool:

@@ -42,14 +42,15 @@ class AttentionInputs:
         packed = PackedMetadata.build(rows, block_size)
         width = len(packed.block_tables[0]) if rows else 0
         parts = (
-            list(chain.from_iterable(packed.block_tables)),
+            *packed.block_tables,
             packed.slot_mapping,
             packed.context_lens,
             packed.cu_seqlens_q,
             [row for row, new in enumerate(packed.query_lens) if new == 1],
         )
         everything = upload(chain.from_iterable(parts), device)
-        tables, slots, lens, starts, decode_rows = torch.split(everything, [len(part) for part in parts])
+        sizes = [width * len(rows), *map(len, parts[len(rows) :])]
+        tables, slots, lens, starts, decode_rows = torch.split(everything, sizes)
         tables = tables.view(len(rows), width)
         return cls(tuple(packed.query_lens), tuple(packed.context_lens), tables, slots, lens, starts, decode_rows)
 

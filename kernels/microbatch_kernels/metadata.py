@@ -25,6 +25,8 @@ def slot_mapping(block_ids: Sequence[int], start: int, count: int, block_size: i
     """
     if start < 0 or start + count > len(block_ids) * block_size:
         raise ValueError(f"positions {start} to {start + count} are outside {len(block_ids)} blocks of {block_size}")
+    if count == 1:  # a decode: most calls, and a third of the time
+        return [block_ids[start // block_size] * block_size + start % block_size]
     slots: list[int] = []
     position, end = start, start + count
     while position < end:
@@ -85,6 +87,7 @@ class PackedMetadata(NamedTuple):
         query_lens = [count for _, _, count in rows]
         context_lens = [start + count for _, start, count in rows]
         cu_seqlens_q = cu_seqlens(query_lens)
+        num_blocks = [-(-length // block_size) for length in context_lens]
         return cls(
             query_lens=query_lens,
             context_lens=context_lens,
@@ -92,8 +95,6 @@ class PackedMetadata(NamedTuple):
             cu_seqlens_k=cu_seqlens(context_lens),
             positions=[p for _, start, count in rows for p in range(start, start + count)],
             slot_mapping=[s for table, start, count in rows for s in slot_mapping(table, start, count, block_size)],
-            block_tables=pad_block_tables(
-                [table[: num_blocks_for(start + count, block_size)] for table, start, count in rows]
-            ),
+            block_tables=pad_block_tables([table[:n] for (table, _, _), n in zip(rows, num_blocks, strict=True)]),
             last_indices=[end - 1 for end in cu_seqlens_q[1:]],
         )
