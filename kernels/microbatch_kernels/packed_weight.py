@@ -80,6 +80,8 @@ class PackedWeight:
 
         ``gate``, of the same shape: the result is times ``silu(x * gate)``, as in the first half of a gated MLP.
         """
+        if x.dtype != torch.float32 or x.shape[-1] != self.panels.shape[1]:
+            raise ValueError(f"rows of float32 and length {self.panels.shape[1]} fit, not {x.dtype} {list(x.shape)}")
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.num_columns)
         call = self.call(bias, gate)
