@@ -56,8 +56,8 @@ class CpuAttention:
 
     def write(self, kv: LayerKV, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Store K/V of T tokens, as ``LayerKV.write``."""
-        if not all(_readable(kv) and _in_rows(states) for states in (keys, values)):
-            kv.write(keys, values, slots)
+        if not (_readable(kv) and _in_rows(keys, kv.keys, slots) and _in_rows(values, kv.values, slots)):
+            kv.write(keys, values, slots)  # which also says what is wrong with shapes that do not fit
             return
         for call in self.write_calls(kv, keys, values, slots):
             self._write(ctypes.byref(call))
@@ -87,6 +87,7 @@ def _readable(kv: LayerKV) -> bool:
     return kv.keys.dtype in _KINDS and kv.keys.device.type == "cpu"
 
 
-def _in_rows(states: torch.Tensor) -> bool:
-    """Whether ``states`` ``[T, heads, dim]`` are float32 and lie as whole rows."""
-    return states.dtype == torch.float32 and states.stride(2) == 1 and states.stride(1) == states.shape[2]
+def _in_rows(states: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> bool:
+    """Whether ``states`` ``[T, heads, dim]`` are float32, lie as whole rows and are what ``pool`` keeps of a token."""
+    whole = states.dtype == torch.float32 and states.stride(2) == 1 and states.stride(1) == states.shape[2]
+    return whole and states.shape == (len(slots), *pool.shape[2:])
