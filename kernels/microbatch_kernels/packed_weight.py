@@ -68,7 +68,12 @@ class PackedWeight:
         return weight if self.scales is None else weight * self.scales[:, None]
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight, as an embedding looks them up: ``index`` of any shape, float32 ``[..., k]``."""
+        """Rows of the weight, as an embedding looks them up: ``index`` of any shape, float32 ``[..., k]``.
+
+        ``IndexError`` for one that there is not: it may still lie within the last panel.
+        """
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.num_columns:
+            raise IndexError(f"rows are 0 to {self.num_columns - 1}, not {int(index.min())} to {int(index.max())}")
         width = self.panels.shape[2]
         found = self.panels[index // width, :, index % width].float()
         return found if self.scales is None else found * self.scales[index][..., None]
@@ -80,8 +85,10 @@ class PackedWeight:
 
         ``gate``, of the same shape: the result is times ``silu(x * gate)``, as in the first half of a gated MLP.
         """
-        if x.dtype != torch.float32 or x.shape[-1] != self.panels.shape[1]:
+        if x.dtype != torch.float32 or {x.shape[-1]} != {w.panels.shape[1] for w in (self, gate or self)}:
             raise ValueError(f"rows of float32 and length {self.panels.shape[1]} fit, not {x.dtype} {list(x.shape)}")
+        if gate is not None and (gate.num_columns, gate.panels.dtype) != (self.num_columns, self.panels.dtype):
+            raise ValueError(f"a gate of {gate.num_columns} columns in {gate.panels.dtype} does not fit this weight")
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.num_columns)
         call = self.call(bias, gate)

@@ -48,7 +48,8 @@ def _try(module: nn.Module, forward: Callable[..., torch.Tensor], like: Any) -> 
         expected, got = module(x), forward(module, x)
     except (AttributeError, RuntimeError, TypeError):
         return
-    if expected.shape == got.shape and torch.allclose(expected, got, rtol=_TOLERANCE, atol=_TOLERANCE):
+    # By the size of what comes out: where weights are small, any two results are near each other.
+    if expected.shape == got.shape and (expected - got).abs().max() <= _TOLERANCE * expected.abs().max():
         module.forward = types.MethodType(forward, module)
 
 

@@ -58,5 +58,12 @@ def test_rows_that_do_not_fit_are_refused(library: ctypes.CDLL) -> None:
     for x in (torch.randn(2, 8), torch.randn(2, 7).double()):
         with pytest.raises(ValueError, match="rows of float32 and length 7 fit"):
             packed.linear(x)
+    for other, dtype in (
+        (torch.randn(9, 8), torch.float32),
+        (torch.randn(8, 7), torch.float32),
+        (torch.randn(9, 7), torch.int8),
+    ):
+        with pytest.raises(ValueError, match="fit"):
+            packed.linear(torch.randn(2, 7), gate=PackedWeight.pack(library, other, dtype))
     x = torch.randn(7, 3).T
     assert torch.equal(packed.linear(x), packed.linear(x.contiguous()))
