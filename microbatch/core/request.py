@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from microbatch.core.structured import StructuredOutput
 from microbatch.errors import InvalidRequestError
 
 #: At or below this temperature sampling is greedy: dividing logits by less overflows and changes nothing.
@@ -37,7 +38,7 @@ class SamplingParams:
     a value in [-100, 100] that is added to its logit. ``seed`` None draws a fresh seed. ``logprobs`` None is off, k
     asks for the chosen token's log-probability and the k best alternatives. ``stop`` texts are cut from the answer,
     the token that ends it (end of sequence, ``stop_token_ids``) is not shown. ``min_tokens`` holds back the end
-    tokens.
+    tokens. ``structured_output`` keeps the answer to a form.
     """
 
     max_tokens: int | None = None
@@ -56,6 +57,7 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     n: int = 1
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
