@@ -39,11 +39,10 @@ from microbatch.core.plan import Admitted, StepPlan, StepResult
 from microbatch.core.policies import make_policy
 from microbatch.engine.client import AsyncEngine
 from microbatch.executor.fake import FakeExecutor, constant
-from microbatch.executor.paged import PackedInputs
+from microbatch.executor.inputs import InputsBuilder
 from microbatch.executor.sampling import Sampler
 from microbatch.text.bytes_tokenizer import ByteTokenizer
 from microbatch.wiring import assemble
-from microbatch_kernels.attention_inputs import AttentionInputs
 from microbatch_kernels.manager import PagedKVManager
 
 SIZES: Final = (8, 32, 64)
@@ -70,14 +69,14 @@ class StandIn(FakeExecutor):
     def __init__(self, seconds: float) -> None:
         super().__init__(constant(65), remember=False)
         self.inputs: list[Span] = []
+        self._inputs = InputsBuilder(16, CPU)
         self.forwards: list[Span] = []
         self._work = b"." * round(seconds * _hashed_per_second()) if seconds else b""
 
     def execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
-        packed = PackedInputs.build(plan.sequences)
-        AttentionInputs.build([(s.block_ids, s.start, len(s.token_ids)) for s in plan.sequences], 16, CPU)
-        torch.tensor([packed.token_ids]), torch.tensor([packed.positions]), torch.tensor(packed.sampled)
+        if plan.sequences:
+            self._inputs.build(plan.sequences)
         made = time.perf_counter()
         hashlib.sha256(self._work)
         result = super().execute(plan)

@@ -48,7 +48,7 @@ class CpuAttention:
         return Attention(
             *(pointer(t) for t in (query, kv.keys, kv.values, kv.key_scales, kv.value_scales, options.sinks, out)),
             *(t.data_ptr() for t in (inputs.block_tables, inputs.query_starts, inputs.lens)),
-            *(len(inputs.query_lens), inputs.block_tables.shape[1], kv.block_size, query.shape[1], kv.num_kv_heads),
+            *(len(inputs.query_lens), inputs.block_tables.stride(0), kv.block_size, query.shape[1], kv.num_kv_heads),
             *(kv.keys.shape[3], kv.values.shape[3], query.stride(0), query.stride(1)),
             *(options.sliding_window or 0, _KINDS[kv.keys.dtype]),
             *(options.scale, options.softcap or 0.0),

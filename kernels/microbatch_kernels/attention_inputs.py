@@ -9,7 +9,8 @@ from itertools import chain
 
 import torch
 
-from microbatch_kernels.metadata import PackedMetadata
+from microbatch_kernels.block_rows import BlockRows
+from microbatch_kernels.metadata import cu_seqlens, num_blocks_for, slot_mapping
 
 
 @dataclass(slots=True)
@@ -20,8 +21,8 @@ class AttentionInputs:
     ``context_lens[b]`` tokens. ``block_tables`` int64 ``[B, max_blocks]``, rows padded with the null block 0.
     ``slot_mapping`` int64 ``[T]``: where each new token's K/V is stored. For backends that read everything on the
     device, int64 too: ``lens`` ``[B]``, the context lengths; ``query_starts`` ``[B + 1]``, where each sequence begins
-    among the new tokens; ``decode_rows``, the sequences with one new token. Made once a step and shared by all layers;
-    ``masks`` and ``tile_lists`` keep what backends derive from it.
+    among the new tokens; ``decode_rows``, the sequences with one new token. Rows of ``block_tables`` may lie apart.
+    Made once a step and shared by all layers; ``masks`` and ``tile_lists`` keep what backends derive from it.
     """
 
     query_lens: tuple[int, ...]
@@ -36,23 +37,29 @@ class AttentionInputs:
 
     @classmethod
     def build(
-        cls, rows: Sequence[tuple[Sequence[int], int, int]], block_size: int, device: torch.device
+        cls,
+        rows: Sequence[tuple[Sequence[int], int, int]],
+        block_size: int,
+        device: torch.device,
+        block_rows: BlockRows | None = None,
     ) -> AttentionInputs:
-        """From (block_ids, start, count) of each sequence, as ``PackedMetadata.build`` takes them. One upload."""
-        packed = PackedMetadata.build(rows, block_size)
-        width = len(packed.block_tables[0]) if rows else 0
-        parts = (
-            *packed.block_tables,
-            packed.slot_mapping,
-            packed.context_lens,
-            packed.cu_seqlens_q,
-            [row for row, new in enumerate(packed.query_lens) if new == 1],
-        )
-        everything = upload(chain.from_iterable(parts), device)
-        sizes = [width * len(rows), *map(len, parts[len(rows) :])]
-        tables, slots, lens, starts, decode_rows = torch.split(everything, sizes)
-        tables = tables.view(len(rows), width)
-        return cls(tuple(packed.query_lens), tuple(packed.context_lens), tables, slots, lens, starts, decode_rows)
+        """From (block_ids, start, count) of each sequence: ``count`` >= 1 new tokens at positions from ``start``.
+
+        A block table may be longer than its context; ``ValueError`` when it is too short or a row is empty. With
+        ``block_rows`` the batch is good until the next one is made with them.
+        """
+        query_lens = tuple([count for _, _, count in rows])
+        if min(query_lens, default=1) < 1:
+            raise ValueError("every sequence of a packed batch has at least one new token")
+        context_lens = tuple([start + count for _, start, count in rows])
+        slots = list(chain.from_iterable([slot_mapping(ids, start, new, block_size) for ids, start, new in rows]))
+        decode_rows = [row for row, new in enumerate(query_lens) if new == 1]
+        ints = upload(chain(slots, context_lens, cu_seqlens(query_lens), decode_rows), device)
+        sizes = [len(slots), len(rows), len(rows) + 1, len(decode_rows)]
+        slot_tensor, lens, starts, decodes = torch.split(ints, sizes)
+        width = num_blocks_for(max(context_lens, default=0), block_size)
+        tables = (block_rows or BlockRows()).fill([ids for ids, _, _ in rows], width)
+        return cls(query_lens, context_lens, _to(tables, device), slot_tensor, lens, starts, decodes)
 
     @property
     def is_decode(self) -> bool:
@@ -82,8 +89,13 @@ class AttentionInputs:
 def upload(values: Iterable[int], device: torch.device) -> torch.Tensor:
     """``values`` as an int64 tensor on ``device``, without waiting for what the device is doing."""
     ints = array("q", values)  # several times faster than torch's own reading of a list
-    tensor = torch.frombuffer(ints, dtype=torch.int64) if ints else torch.empty(0, dtype=torch.int64)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return _to(torch.frombuffer(ints, dtype=torch.int64) if ints else torch.empty(0, dtype=torch.int64), device)
+
+
+def _to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cuda":
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,11 +92,11 @@ class StepResult:
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
 
-    def problem(self, step: SequenceStep) -> str | None:
-        """What went wrong with one sequence of the plan, or None."""
-        if step.samples and step.seq_id not in self.token_ids:
-            return self.errors.get(step.seq_id, f"the executor gave no token for sequence {step.seq_id}")
-        return self.errors.get(step.seq_id)
+    def problem(self, seq_id: int, samples: bool) -> str | None:
+        """What went wrong with one sequence of the plan, or None; ``samples``: it should have been given a token."""
+        if samples and seq_id not in self.token_ids:
+            return self.errors.get(seq_id, f"the executor gave no token for sequence {seq_id}")
+        return self.errors.get(seq_id)
 
 
 class Delta(NamedTuple):

@@ -10,9 +10,8 @@ def sequence_step(sequence: Sequence) -> SequenceStep:
     """Feed what is scheduled of the sequence, and sample one token when that reaches the end."""
     tokens, start = sequence.token_ids, sequence.num_computed_tokens
     end = start + sequence.num_scheduled_tokens
-    return SequenceStep(
-        sequence.seq_id, tuple(tokens[start:end]), start, sequence.block_ids, end == len(tokens), sequence.params
-    )
+    fed = (tokens[start],) if end == start + 1 else tuple(tokens[start:end])
+    return SequenceStep(sequence.seq_id, fed, start, sequence.block_ids, end == len(tokens), sequence.params)
 
 
 def admission(sequence: Sequence) -> Admitted:

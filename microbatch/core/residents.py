@@ -22,7 +22,8 @@ class Residents:
         self._kv = kv
         self._counters = counters
         self._released: list[int] = []
-        self._to_pin: set[str] = set()
+        #: Requests whose prompts are to be pinned once they are computed.
+        self.to_pin: set[str] = set()
 
     @property
     def has_released(self) -> bool:
@@ -92,31 +93,31 @@ class Residents:
 
     # ---- the step
 
-    def share(self, budget: int | None) -> None:
-        """Decide what each sequence is fed: all that is not computed, or its share of the token budget."""
+    def grow(self, budget: int | None) -> list[Sequence]:
+        """Decide what each sequence is fed, all that is not computed or its share of the token budget, and make room
+        for it. When blocks run out the latest arrivals are taken out; they are returned, waiting again."""
+        self.evicted = []
         total = 0
+        short = []
         for sequence in self.sequences:
-            count = len(sequence.token_ids) - sequence.num_computed_tokens
-            sequence.num_scheduled_tokens = count
+            end = len(sequence.token_ids)
+            sequence.num_scheduled_tokens = count = end - sequence.num_computed_tokens
             total += count
-        if budget is None or total <= budget:
-            return
+            if end > sequence.num_slots:
+                short.append(sequence)
+        if budget is not None and total > budget:
+            self._share(budget)
+        for sequence in short:
+            self._grow(sequence, sequence.num_computed_tokens + sequence.num_scheduled_tokens)
+        return self.evicted
+
+    def _share(self, budget: int) -> None:
         counts = share_tokens([s.num_scheduled_tokens for s in self.sequences], budget)
         for sequence, count in zip(self.sequences, counts, strict=True):
             sequence.num_scheduled_tokens = count
 
-    def grow(self) -> list[Sequence]:
-        """Make room for what each sequence is fed. When blocks run out the latest arrivals are taken out; they are
-        returned, waiting again."""
-        self.evicted = []
-        for sequence in self.sequences.copy():
-            end = sequence.num_computed_tokens + sequence.num_scheduled_tokens
-            if end > sequence.num_slots:
-                self._grow(sequence, end)
-        return self.evicted
-
     def _grow(self, sequence: Sequence, num_tokens: int) -> None:
-        while sequence.status is SequenceStatus.RUNNING:
+        while sequence.status is SequenceStatus.RUNNING and num_tokens > sequence.num_slots:
             if self._kv.allocate(sequence.seq_id, num_tokens):
                 self._note_table(sequence)
                 return
@@ -124,28 +125,28 @@ class Residents:
             self.preempt(latest, swap=True)
             self.evicted.append(latest)
 
-    def note_computed(self, sequence: Sequence, num_tokens: int) -> None:
-        """K/V of the first ``num_tokens`` tokens is written: full blocks among them become shareable."""
-        sequence.num_computed_tokens = num_tokens
+    def share_full_blocks(self, sequence: Sequence) -> None:
+        """K/V of the computed tokens is written: full blocks among them become shareable."""
+        num_tokens = sequence.num_computed_tokens
         if num_tokens >= sequence.next_full:
             self._kv.commit(sequence.seq_id, sequence.token_ids, num_tokens)
             sequence.next_full = num_tokens // self.block_size * self.block_size + self.block_size
-        if self._to_pin:
+        if self.to_pin:
             self._pin(sequence)
 
     def _pin(self, sequence: Sequence) -> None:
         request = sequence.request
-        if request.request_id in self._to_pin and sequence.prompt_computed:
-            self._to_pin.discard(request.request_id)
+        if request.request_id in self.to_pin and sequence.prompt_computed:
+            self.to_pin.discard(request.request_id)
             self._kv.pin(request.prompt_token_ids, request.cache_salt)
 
     def pin_prompt(self, request_id: str) -> None:
         """Pin the prompt of this request as soon as it is computed."""
-        self._to_pin.add(request_id)
+        self.to_pin.add(request_id)
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
-        self._to_pin.discard(request_id)
+        self.to_pin.discard(request_id)
 
     # ---- out
 

@@ -8,7 +8,7 @@ then holds no block.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from microbatch.core.admission import Admission
 from microbatch.core.budget import StepLimits
@@ -23,7 +23,7 @@ from microbatch.core.request import FinishReason, Request
 from microbatch.core.requests import RequestTable
 from microbatch.core.residents import Residents
 from microbatch.core.sequence import Sequence, SequenceStatus
-from microbatch.core.stopping import finish_reason, is_end_token
+from microbatch.core.stopping import end_tokens
 from microbatch.errors import ExecutionError, MicrobatchError, OutOfMemoryError
 
 
@@ -65,7 +65,14 @@ class Scheduler:
         """
         sequences = []
         for index in range(request.params.n):
-            sequence = Sequence(self._next_seq_id, request, index, choice_seed(seed, index), max_total_tokens)
+            sequence = Sequence(
+                self._next_seq_id,
+                request,
+                index,
+                choice_seed(seed, index),
+                max_total_tokens,
+                end_token_ids=end_tokens(request.params, self.eos_token_ids),
+            )
             self._next_seq_id += 1
             self.waiting.add(sequence)
             sequences.append(sequence)
@@ -98,8 +105,7 @@ class Scheduler:
         self.wake_at = None
         self._expire(now)
         batched = self.policy.run_to_completion
-        self._residents.share(None if batched else self._limits.num_tokens)
-        evicted = self._residents.grow()
+        evicted = self._residents.grow(None if batched else self._limits.num_tokens)
         for sequence in evicted:
             self.waiting.add(sequence)
         admitted: tuple[Sequence, ...] = ()
@@ -120,18 +126,12 @@ class Scheduler:
         plan = self._take_plan(result.step_id)
         if plan.sequences:
             self._limits.note_success()
-        token_ids, errors, logprobs = result.token_ids, result.errors, result.logprobs
         deltas = []
-        for step, sequence in zip(plan.sequences, self._planned, strict=True):
-            if sequence.status is not SequenceStatus.RUNNING:
-                continue  # it left while the step ran
-            seq_id = step.seq_id
-            if (errors or step.samples and seq_id not in token_ids) and (problem := result.problem(step)) is not None:
-                deltas.append(self._end(sequence, FinishReason.ERROR, now, ExecutionError(problem)))
-                continue
-            self._residents.note_computed(sequence, step.start + len(step.token_ids))
-            if step.samples:
-                deltas.append(self._advance(sequence, token_ids[seq_id], logprobs.get(seq_id), now))
+        for sequence in self._planned:
+            if sequence.status is SequenceStatus.RUNNING:  # or else it left while the step ran
+                delta = self._note_result(sequence, result, now)
+                if delta is not None:
+                    deltas.append(delta)
         return deltas
 
     def fail(self, error: Exception, now: float) -> list[Delta]:
@@ -250,17 +250,31 @@ class Scheduler:
             )
         return plan
 
-    def _advance(self, sequence: Sequence, token_id: int, logprobs: TokenLogprobs | None, now: float) -> Delta:
+    def _note_result(self, sequence: Sequence, result: StepResult, now: float) -> Delta | None:
+        """Advance one sequence by what it was fed. Runs for every sequence in every step, so it calls little."""
+        computed = sequence.num_computed_tokens + sequence.num_scheduled_tokens
+        samples = computed == len(sequence.token_ids)
+        token_id = result.token_ids.get(sequence.seq_id)
+        if (result.errors or samples and token_id is None) and (problem := result.problem(sequence.seq_id, samples)):
+            return self._end(sequence, FinishReason.ERROR, now, ExecutionError(problem))
+        sequence.num_computed_tokens = computed
+        if computed >= sequence.next_full or self._residents.to_pin:
+            self._residents.share_full_blocks(sequence)
+        if token_id is None or not samples:
+            return None
+        return self._advance(sequence, token_id, result.logprobs, now)
+
+    def _advance(self, sequence: Sequence, token_id: int, logprobs: Mapping[int, TokenLogprobs], now: float) -> Delta:
         sequence.append(token_id)
         if sequence.first_token_time is None:
             sequence.first_token_time = now
-        hidden = is_end_token(sequence, token_id, self.eos_token_ids)
-        reason = finish_reason(sequence, hidden)
-        if reason is not None:
+        if token_id in sequence.end_token_ids:  # stop, also when it is the last token that the limits allow
+            return self._end(sequence, FinishReason.STOP, now, None)
+        reason = None
+        if len(sequence.token_ids) >= sequence.max_total_tokens:
+            reason = FinishReason.LENGTH
             self._end(sequence, reason, now, None)
-        if hidden:
-            return Delta(sequence.seq_id, None, None, reason)
-        return Delta(sequence.seq_id, token_id, logprobs, reason)
+        return Delta(sequence.seq_id, token_id, logprobs.get(sequence.seq_id), reason)
 
     def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: Exception | None) -> Delta:
         if sequence.status is SequenceStatus.RUNNING:

@@ -30,6 +30,8 @@ class Sequence:
     index: int
     seed: int
     max_total_tokens: int
+    #: Tokens that end it and are not shown.
+    end_token_ids: frozenset[int] = frozenset()
     status: SequenceStatus = SequenceStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -320,12 +319,3 @@ def test_a_stop_found_outside_ends_a_sequence_once() -> None:
     s.finish(sequence, FinishReason.ABORT, 2.0)
     assert (sequence.finish_reason, sequence.finish_time) == (FinishReason.STOP, 1.0)
     assert s.kv.num_free_blocks == s.kv.num_blocks
-
-
-def test_a_step_that_samples_nothing_only_moves_the_counter() -> None:
-    s = scheduler()
-    (sequence,) = add(s, request("a", 5))
-    plan = plan_of(s)
-    s._plan = replace(plan, sequences=tuple(q._replace(samples=False) for q in plan.sequences))
-    assert s.apply(StepResult(plan.step_id, {}), 1.0) == []
-    assert (sequence.num_computed_tokens, sequence.output_token_ids) == (5, [])

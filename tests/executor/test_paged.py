@@ -12,7 +12,7 @@ from microbatch.core.request import Request, SamplingParams
 from microbatch.core.scheduler import Scheduler
 from microbatch.core.sequence import Sequence
 from microbatch.errors import OutOfMemoryError
-from microbatch.executor.paged import PackedInputs, PagedExecutor
+from microbatch.executor.paged import PagedExecutor
 from microbatch.executor.probe import attach, layer_specs
 from microbatch.executor.run import PagedModel
 from microbatch_kernels.dispatch import choose_backend
@@ -125,16 +125,6 @@ def test_out_of_memory_in_a_step_makes_steps_smaller_and_loses_nothing(monkeypat
             s.apply(result, 100.0)
         s.check_integrity()
     assert [q.output_token_ids for q in sequences] == right and 0 < failures < 20
-
-
-def test_packed_inputs_are_ints_laid_end_to_end() -> None:
-    from microbatch.core.plan import SequenceStep
-
-    params = SamplingParams()
-    steps = [SequenceStep(3, (7, 8, 9), 4, (1, 2), False, params), SequenceStep(5, (6,), 9, (3, 4, 5), True, params)]
-    packed = PackedInputs.build(steps)
-    assert (packed.token_ids, packed.positions) == ([7, 8, 9, 6], [4, 5, 6, 9])
-    assert (packed.sampled, packed.seq_ids) == ([3], [5])
 
 
 def test_a_dense_model_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from microbatch_kernels.attention_inputs import AttentionInputs
@@ -21,7 +22,12 @@ def test_tensors_say_what_the_ints_say() -> None:
     assert not inputs.is_decode and AttentionInputs.build([ROWS[0], ROWS[3]], 4, CPU).is_decode
     tensors = (inputs.block_tables, inputs.slot_mapping, inputs.lens, inputs.query_starts, inputs.decode_rows)
     assert {t.dtype for t in tensors} == {torch.int64}
-    assert len({t.untyped_storage().data_ptr() for t in tensors}) == 1
+    assert len({t.untyped_storage().data_ptr() for t in tensors[1:]}) == 1
+
+
+def test_an_empty_row_has_no_last_token() -> None:
+    with pytest.raises(ValueError, match="at least one new token"):
+        AttentionInputs.build([((1,), 1, 0)], 4, CPU)
 
 
 def test_tiles_cover_every_new_token_once_and_the_longest_context_comes_first() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from microbatch_kernels.metadata import PackedMetadata, cu_seqlens, num_blocks_for, pad_block_tables, slot_mapping
+from microbatch_kernels.metadata import cu_seqlens, num_blocks_for, slot_mapping
 
 
 @pytest.mark.parametrize("num_tokens, blocks", [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (32, 2), (33, 3)])
@@ -43,37 +43,6 @@ def test_slot_mapping_equals_the_obvious_way(table: list[int], block_size: int, 
     assert slot_mapping(table, start, count, block_size) == obvious
 
 
-def test_pad_block_tables() -> None:
-    assert pad_block_tables([(3,), (), (1, 2)]) == [[3, 0], [0, 0], [1, 2]]
-    assert pad_block_tables([[3]], width=3) == [[3, 0, 0]]
-    assert pad_block_tables([]) == []
-    with pytest.raises(ValueError, match="a block table of 2 blocks does not fit into 1"):
-        pad_block_tables([[1, 2]], width=1)
-
-
 def test_cu_seqlens() -> None:
     assert cu_seqlens([]) == [0]
     assert cu_seqlens([3, 1, 2]) == [0, 3, 4, 6]
-
-
-def test_packed_metadata_of_a_prefill_a_chunk_and_a_decode() -> None:
-    rows = [((1, 2), 0, 3), ((5, 6, 7), 2, 4), ((9, 8), 7, 1)]
-    assert PackedMetadata.build(rows, 4) == PackedMetadata(
-        query_lens=[3, 4, 1],
-        context_lens=[3, 6, 8],
-        cu_seqlens_q=[0, 3, 7, 8],
-        cu_seqlens_k=[0, 3, 9, 17],
-        positions=[0, 1, 2, 2, 3, 4, 5, 7],
-        slot_mapping=[4, 5, 6, 22, 23, 24, 25, 35],
-        block_tables=[[1, 0], [5, 6], [9, 8]],
-        last_indices=[2, 6, 7],
-    )
-
-
-def test_packed_metadata_of_nothing() -> None:
-    assert PackedMetadata.build([], 4) == PackedMetadata([], [], [0], [0], [], [], [], [])
-
-
-def test_an_empty_row_has_no_last_token() -> None:
-    with pytest.raises(ValueError, match="at least one new token"):
-        PackedMetadata.build([((1,), 1, 0)], 4)
