@@ -73,14 +73,15 @@ def _serve(config: str | None = None, **flags: Any) -> int:
     from microbatch.executor.embedded import default_home
     from microbatch.executor.sources import fetch
     from microbatch.logs import configure_logging
-    from microbatch.startup import prefer_passive_waiting, preflight
+    from microbatch.startup import check_files, prefer_passive_waiting, preflight
 
     prefer_passive_waiting()
     settings = resolve_settings(flags, os.environ, config)
     configure_logging(settings.log_level, as_json=settings.log_json, secrets=settings.api_keys())
     source = preflight(settings)
     with _progress(logging.getLogger("microbatch").info) as progress:
-        fetch(source, default_home(), progress)
+        files = fetch(source, default_home(), progress)
+    check_files(files, settings)
     from microbatch.server import run_server
 
     return run_server(settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -24,7 +25,8 @@ _LAST_BYTES_S = 2
 def run_server(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status: 0 after a drain, 1 when the engine could not go on.
 
-    Raises ``SetupError`` when the model cannot be loaded. While it loads, ``/health`` answers 503 with the reason.
+    Raises ``SetupError`` when the model cannot be loaded. While it loads, ``/health`` answers 503 with the reason, and
+    a signal ends the process.
     """
     engine = Engine.of(settings)
     app = create_app(engine, api_keys=settings.api_keys(), served_model_names=settings.served_model_name)
@@ -41,17 +43,21 @@ def run_server(settings: Settings) -> int:
     server = Server(config, engine, settings.drain_timeout_s)
     loop = (config.get_loop_factory() or asyncio.new_event_loop)()
     try:
-        return loop.run_until_complete(server.run())
+        status = loop.run_until_complete(server.run())
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+    if server.left_loading:  # its thread cannot be stopped, and the interpreter would wait for it
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 class Server(uvicorn.Server):
     """A uvicorn server that drains its engine before it closes.
 
-    The first signal refuses new requests and lets the others finish, for at most the drain time-out; the second one
-    ends them at once.
+    A signal while the model loads ends it at once. Later the first signal refuses new requests and lets the others
+    finish, for at most the drain time-out; the second one ends them at once.
     """
 
     def __init__(self, config: uvicorn.Config, engine: Engine, drain_timeout_s: float) -> None:
@@ -60,6 +66,9 @@ class Server(uvicorn.Server):
         self._drain_timeout_s = drain_timeout_s
         self._ending = asyncio.Event()
         self._impatient = asyncio.Event()
+        self._loaded = False
+        #: The end came before the model was there, and a thread still loads it.
+        self.left_loading = False
 
     async def run(self) -> int:  # type: ignore[override]
         """Everything from the first socket to the last; the exit status."""
@@ -80,6 +89,7 @@ class Server(uvicorn.Server):
         try:
             await asyncio.wait({front, loading, ending}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done() and loading.exception() is None:
+                self._loaded = True
                 self._announce()
                 await asyncio.wait({front, ending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -94,11 +104,11 @@ class Server(uvicorn.Server):
             if not drain.done():
                 drain.cancel()
                 await self._engine.drain(0)
-        else:
-            loading.cancel()
+        self.left_loading = not loading.done()
         self.should_exit = True
         await asyncio.wait({front})
-        await self._engine.close()
+        if not self.left_loading:
+            await self._engine.close()
 
     def _announce(self) -> None:
         for listener in getattr(self, "servers", []):
@@ -111,6 +121,9 @@ class Server(uvicorn.Server):
         if self._ending.is_set():
             logger.warning("ending at once")
             self._impatient.set()
+        elif not self._loaded:
+            logger.info("ending before the model is ready")
+            self._ending.set()
         else:
             logger.info("draining for at most %g s; a second signal ends at once", self._drain_timeout_s)
             self._ending.set()

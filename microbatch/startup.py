@@ -10,7 +10,8 @@ import socket
 from collections.abc import MutableMapping
 
 from microbatch.errors import SetupError
-from microbatch.executor.sources import Source, check_quantization, find_source
+from microbatch.executor.limits import length_in_file, require_length
+from microbatch.executor.sources import ModelFiles, Source, check_quantization, find_source
 from microbatch.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -28,17 +29,31 @@ def prefer_passive_waiting(environment: MutableMapping[str, str] = os.environ) -
 
 
 def preflight(settings: Settings) -> Source:
-    """Check policy, keys, model name, packages and port; returns what the model's name means. Imports no torch."""
+    """Check policy, keys, device, model name, packages and port; returns what the model's name means.
+
+    Imports no torch, unless a GPU is asked for: only torch knows whether it can use one.
+    """
     from microbatch.wiring import policy_of
 
     policy_of(settings)
     keys = settings.api_keys()
+    if settings.device == "cuda":
+        from microbatch.executor.precision import choose_device
+
+        choose_device(settings.device)
     source = find_source(settings.model)
     check_quantization(source, settings.quantization)
     check_port(settings.host, settings.port)
     if not keys and not _is_loopback(settings.host):
         logger.warning("listening on %s without an API key: everyone who reaches it can use it", settings.host)
     return source
+
+
+def check_files(files: ModelFiles, settings: Settings) -> None:
+    """What the model's own config refuses, before torch and the weights are loaded."""
+    limit = length_in_file(files.folder / "config.json") if files.gguf_file is None else None
+    if limit is not None:
+        require_length(settings.max_model_len, limit)
 
 
 def check_port(host: str, port: int) -> None:

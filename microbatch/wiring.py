@@ -79,11 +79,11 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
     from microbatch_kernels.manager import PagedKVManager
 
     policy = policy_of(settings)
-    spec = ModelSpec(settings.model, settings.dtype, settings.quantization, settings.device)
+    spec = ModelSpec(
+        settings.model, settings.dtype, settings.quantization, settings.device, max_model_len=settings.max_model_len
+    )
     loaded = load_model(spec, progress=progress or silent)
     limit = settings.max_model_len or loaded.max_model_len
-    if limit > loaded.max_model_len:
-        raise SetupError(f"max_model_len {limit} is more than the model's context of {loaded.max_model_len} tokens")
     model, step = put_over_store(
         loaded,
         block_size=settings.block_size,

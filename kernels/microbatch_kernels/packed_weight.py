@@ -97,7 +97,15 @@ class PackedWeight:
         return y
 
     def call(self, bias: torch.Tensor | None = None, gate: PackedWeight | None = None) -> Linear:
-        """What the kernel is called with, but for ``x``, ``y`` and ``rows``."""
+        """What the kernel is called with, but for ``x``, ``y`` and ``rows``. The tensors must outlive it.
+
+        ``ValueError`` for a bias that is not contiguous float32 ``[n]`` on the CPU: the kernel would read past its end.
+        """
+        if bias is not None and not self._takes(bias):
+            raise ValueError(
+                f"a bias of float32 and length {self.num_columns} on the CPU fits,"
+                f" not {bias.dtype} {list(bias.shape)} on {bias.device}"
+            )
         return Linear(
             weight=self._weight(bias),
             gate=Weight() if gate is None else gate._weight(None),
@@ -105,6 +113,10 @@ class PackedWeight:
             n=self.num_columns,
             kind=_KINDS[self.panels.dtype],
         )
+
+    def _takes(self, bias: torch.Tensor) -> bool:
+        fits = bias.dtype == torch.float32 and bias.device.type == "cpu" and bias.shape == (self.num_columns,)
+        return fits and bias.is_contiguous()
 
     def _weight(self, bias: torch.Tensor | None) -> Weight:
         return Weight(self.panels.data_ptr(), pointer(self.scales), pointer(bias))

@@ -9,13 +9,14 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """A waiting sequence as a policy sees it, in arrival order."""
+    """A waiting sequence as a policy sees it, in arrival order. ``urgent``: waiting for company is useless."""
 
     seq_id: int
     arrival_time: float
     num_tokens: int
     priority: int = 0
     client: str = ""
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,10 @@ class WaitingQueue:
         """What a policy sees of the queue. Made anew only when the queue has changed: a waiting sequence does not."""
         if self._view is None:
             self._view = tuple(
-                WaitingView(s.seq_id, s.arrival_time, s.num_tokens, s.request.priority, s.request.client) for s in self
+                WaitingView(
+                    s.seq_id, s.arrival_time, s.num_tokens, s.request.priority, s.request.client, urgent=s.urgent
+                )
+                for s in self
             )
         return self._view
 

@@ -61,7 +61,7 @@ class Scheduler:
 
         ``max_total_tokens`` bounds prompt and output together; the caller has checked that the store can hold that
         many. ``pin_prompt`` keeps the full blocks of the prompt for good once they are computed: a declared shared
-        prefix.
+        prefix, which others wait for and which waits for none.
         """
         sequences = []
         for index in range(request.params.n):
@@ -74,6 +74,7 @@ class Scheduler:
                 end_token_ids=end_tokens(request.params, self.eos_token_ids),
             )
             self._next_seq_id += 1
+            sequence.urgent = pin_prompt
             self.waiting.add(sequence)
             sequences.append(sequence)
         if pin_prompt:

@@ -48,6 +48,8 @@ class Sequence:
     #: Its block table, and the tokens that it has room for.
     block_ids: tuple[int, ...] = ()
     num_slots: int = 0
+    #: Its batch need not wait for others.
+    urgent: bool = False
     #: With so many tokens computed, the next block is full and can be shared.
     next_full: int = 0
     #: The request's sampling parameters.

@@ -71,6 +71,10 @@ class PagedCache(Cache):
             kwargs["paged"] = self.step
         return self.lengths[layer_idx].update(key_states, value_states)
 
+    def count(self, layer_idx: int, columns: int) -> None:
+        """A layer has stored these columns by itself: all that is left of ``update``."""
+        self.lengths[layer_idx].length += columns
+
 
 class DenseCache(PagedCache):
     """For models whose attention cannot be replaced: their own attention over a dense copy gathered from the store.

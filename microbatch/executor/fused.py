@@ -72,12 +72,14 @@ def _fuse_attention(module: Any, layer: CpuLayer) -> None:
     projections = [module.q_proj, module.k_proj, module.v_proj]
     if not all(isinstance(p, PackedLinear) and p.out_features % p.packed.panels.shape[2] == 0 for p in projections):
         return
+    if len({p.bias is None for p in projections}) > 1:
+        return
     joint = PackedWeight.join([p.packed for p in projections])
     first = 0
     for projection in projections:
         projection.packed, first = joint.part(first, projection.out_features), first + projection.out_features
-    biases = [p.bias for p in projections]
-    bias = None if biases[0] is None else torch.cat(biases)
+    biases = [p.bias for p in projections if p.bias is not None]
+    bias = torch.cat(biases) if biases else None
     module.forward = _FusedAttention(module, layer, joint, bias)
 
 

@@ -1,16 +1,19 @@
 """A whole layer of Llama and its kin as one call of the C kernels: no waking of threads and no Python in between.
 
-Only where all parts of the layer are fused already (``executor/fused.py``), and only in the packed step. The kernels
-and their order are those of the parts, so the result is the same to the bit.
+Only where all parts of the layer are fused already (``executor/fused.py``), and only over the paged store. The kernels
+and their order are those of the parts, so the result is the same to the bit. Of a padded batch only the valid tokens
+are computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
 from microbatch.executor.attention import PagedStep
+from microbatch.executor.cache import PagedCache
 from microbatch.executor.packing import PackedLinear
 from microbatch_kernels.attention_cpu import CpuAttention
 from microbatch_kernels.attention_inputs import AttentionOptions
@@ -23,7 +26,8 @@ PLAIN_LAYERS: Final = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qw
 
 
 class FusedLayer:
-    """The forward of a decoder layer in the packed step; else the original runs."""
+    """The forward of a decoder layer over the paged store, in the packed step and inside ``generate``; else the
+    original runs."""
 
     def __init__(self, module: Any, layer: CpuLayer, joint: PackedWeight, bias: torch.Tensor | None) -> None:
         attention, mlp = module.self_attn, module.mlp
@@ -53,10 +57,15 @@ class FusedLayer:
         position_embeddings: Any = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """As the module's own: ``hidden_states`` ``[1, T, hidden]``."""
-        step: PagedStep | None = kwargs.get("paged")
-        if cache is None and step is not None and step.packed is None and self._fits(step, position_embeddings):
-            return self._run(hidden_states, step, position_embeddings)
+        """As the module's own: ``hidden_states`` ``[1, T, hidden]`` of a packed step, ``[B, S, hidden]`` of a padded
+        batch with its cache."""
+        step: PagedStep | None = kwargs.get("paged") if cache is None else None
+        if type(cache) is PagedCache:
+            step = cache.step
+        if step is not None and self._fits(step, position_embeddings):
+            if cache is not None:
+                cache.count(self._index, hidden_states.shape[1])
+            return self._run_valid(hidden_states, step, position_embeddings)
         original = self._original(
             hidden_states,
             attention_mask=attention_mask,
@@ -72,18 +81,31 @@ class FusedLayer:
         attend, kv = step.backend.attend, step.store.kv[self._index]
         if position_embeddings is None or position_embeddings[0].shape[-1] != self._head_dim:
             return False
-        probe = position_embeddings[0].expand(self._heads, -1, -1).transpose(0, 1)
-        return isinstance(attend, CpuAttention) and attend.fits(probe, kv)
+        query = position_embeddings[0].new_empty(0, self._heads, self._head_dim)
+        return isinstance(attend, CpuAttention) and attend.fits(query, kv)
 
-    def _run(self, hidden_states: torch.Tensor, step: PagedStep, position_embeddings: Any) -> torch.Tensor:
-        """The residual stream is a copy of ``hidden_states`` and becomes the result."""
+    def _run_valid(self, hidden_states: torch.Tensor, step: PagedStep, position_embeddings: Any) -> torch.Tensor:
+        """The valid tokens laid end to end, computed and put back; padding stays what it was."""
+        batch, valid = len(hidden_states), step.packed
+        rotations = [part.expand(batch, -1, -1).flatten(0, 1) for part in position_embeddings]
+        result = hidden_states.clone(memory_format=torch.contiguous_format)
+        rows = result.view(-1, result.shape[-1])
+        if valid is None:
+            self._run(rows, step, rotations)
+        else:
+            x = rows[valid]
+            self._run(x, step, [part[valid] for part in rotations])
+            rows[valid] = x
+        return result
+
+    def _run(self, x: torch.Tensor, step: PagedStep, rotations: Sequence[torch.Tensor]) -> None:
+        """In place over the residual stream ``x`` ``[T, hidden]``."""
         attend: Any = step.backend.attend
-        x = hidden_states.clone(memory_format=torch.contiguous_format)
-        tokens, last = x.shape[1], self._heads + self._kv_heads
+        tokens, last = len(x), self._heads + self._kv_heads
         normed, delta = torch.empty_like(x), torch.empty_like(x)
         states = x.new_empty(tokens, last + self._kv_heads, self._head_dim)
         inner, attended = x.new_empty(tokens, self._inner_size), x.new_empty(tokens, self._heads, self._head_dim)
-        cosines, sines = (part[0].contiguous() for part in position_embeddings)
+        cosines, sines = (part.contiguous() for part in rotations)
         call, kv, inputs = self._call, step.store.kv[self._index], step.inputs
         at = {name: tensor.data_ptr() for name, tensor in (("x", x), ("normed", normed), ("delta", delta))}
         _set_norm(call.before, at["x"], None, at["normed"], x)
@@ -103,7 +125,6 @@ class FusedLayer:
         call.attention = attend.attention_call(states[:, : self._heads], kv, inputs, self._options, attended)
         step.note(self._options)
         self._layer.run(call)
-        return x
 
 
 def _norm(module: Any) -> Norm:
@@ -116,7 +137,7 @@ def _linear(module: PackedLinear) -> Linear:
 
 def _set_norm(call: Norm, x: int, more: int | None, y: int | None, like: torch.Tensor) -> None:
     call.x, call.more, call.y = x, more, y
-    call.rows, call.dim = like.shape[1:]
+    call.rows, call.dim = like.shape
 
 
 def _set_linear(call: Linear, x: int, y: int, rows: int) -> None:

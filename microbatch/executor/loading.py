@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from microbatch.errors import SetupError
 from microbatch.executor.embedded import default_home
-from microbatch.executor.limits import context_length, end_token_ids
+from microbatch.executor.limits import context_length, end_token_ids, require_length
 from microbatch.executor.precision import choose_device, choose_dtype
 from microbatch.executor.progress import Progress, silent
 from microbatch.executor.quantization import choose_quantization, quantization_config, require_bitsandbytes
@@ -27,7 +27,8 @@ class ModelSpec:
     """What to load. ``model``: "" or None for the embedded one, a folder, a GGUF file, a hub name.
 
     ``dtype``: auto, float32, float16, bfloat16. ``quantization``: none, int8, int4, auto. ``device``: auto, cpu, cuda.
-    ``local_files_only``: never use the network. Code that comes with a model is never run.
+    ``local_files_only``: never use the network. ``max_model_len``: a context that the model must have. Code that comes
+    with a model is never run.
     """
 
     model: str | None = None
@@ -35,6 +36,7 @@ class ModelSpec:
     quantization: str = "none"
     device: str = "auto"
     local_files_only: bool = False
+    max_model_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,16 @@ def load_model(spec: ModelSpec, *, home: Path | None = None, progress: Progress 
     with quiet_transformers() if files.gguf_file is None else quiet_gguf():
         config = _load_config(files)
         dtype = choose_dtype(spec.dtype, _configured_dtype(config), device)
+        tokenizer = _load_tokenizer(files)
+        limit = context_length(config, tokenizer)
+        require_length(spec.max_model_len, limit)
         if files.gguf_file is not None:
             model, form = _load_gguf(files, dtype, device), "none"
         else:
             model, form = _load_folder(files, config, dtype, device, spec.quantization)
-        tokenizer = _load_tokenizer(files)
     _freeze(model)
     if form != "none":
         _try_one_token(model, files, form)
-    limit = context_length(model.config, tokenizer)
     ends = end_token_ids(model.generation_config, model.config, tokenizer)
     logger.info("loaded %s: %s, %s, quantization %s, context %d", files.name, device, dtype, form, limit)
     return LoadedModel(model, tokenizer, files.name, files.folder, limit, ends, dtype, device, form)

@@ -25,6 +25,7 @@ from microbatch.executor.quiet import first_line
 from microbatch.executor.windows import window_problem
 from microbatch_kernels.attention_backend import AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs
+from microbatch_kernels.metadata import slot_mapping
 from microbatch_kernels.store import KVStore, LayerSpec
 
 logger = logging.getLogger(__name__)
@@ -183,20 +184,40 @@ def _paged_logits(
     rows: Sequence[Sequence[int]],
     cache_class: type[PagedCache],
 ) -> _Outcome:
-    """One padded forward with a cache, as ``generate`` makes it."""
+    """Two forwards with a cache, as ``generate`` makes them: the rows padded, then their last token each."""
     store = _store(specs, rows)
-    steps = [_step(index, row, 0) for index, row in enumerate(rows)]
+    steps = [_step(index, row[:-1], 0) for index, row in enumerate(rows)]
     batch = PaddedBatch.build(steps, pad_token_id=0)
     cache = cache_class(len(specs), 0)
-    packed = None if batch.packed is None else torch.tensor(batch.packed, device=model.device)
-    cache.step = PagedStep(store, backend, _inputs(model, steps), packed)
+    mask, slots = torch.tensor(batch.attention_mask), torch.tensor(batch.slots(steps, _BLOCK_SIZE))
+    _padded_step(model, store, backend, steps, cache, (batch.input_ids, mask, slots), batch.packed)
+    lasts = [_step(index, row[-1:], len(row) - 1) for index, row in enumerate(rows)]
+    places = [slot_mapping(s.block_ids, s.start, 1, _BLOCK_SIZE) for s in lasts]
+    mask, slots = torch.cat([mask, mask.new_ones(len(rows), 1)], 1), torch.cat([slots, torch.tensor(places)], 1)
+    return _padded_step(model, store, backend, lasts, cache, ([[row[-1]] for row in rows], mask, slots), None)
+
+
+def _padded_step(
+    model: Any,
+    store: KVStore,
+    backend: AttentionBackend,
+    steps: Sequence[SequenceStep],
+    cache: PagedCache,
+    layout: tuple[list[list[int]], torch.Tensor, torch.Tensor],
+    packed: list[int] | None,
+) -> _Outcome:
+    """``layout``: tokens of this forward; mask and slots of all columns so far."""
+    ids, mask, slots = layout
+    device = model.device
+    valid = None if packed is None else torch.tensor(packed, device=device)
+    cache.step = PagedStep(store, backend, _inputs(model, steps), valid)
     if isinstance(cache, DenseCache):
-        cache.slots = torch.tensor(batch.slots(steps, _BLOCK_SIZE), device=model.device)
-    mask = torch.tensor(batch.attention_mask, device=model.device)
+        cache.slots = slots.to(device)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -len(ids[0]) :]
     logits = model(
-        input_ids=torch.tensor(batch.input_ids, device=model.device),
-        attention_mask=mask,
-        position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+        input_ids=torch.tensor(ids, device=device),
+        attention_mask=mask.to(device),
+        position_ids=positions.to(device),
         cache=cache,
         use_cache=True,
     ).logits[:, -1]

@@ -142,7 +142,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr("microbatch.server.run_server", server)
     monkeypatch.setattr("microbatch.logs.configure_logging", lambda *_, **__: None)
     monkeypatch.setattr("microbatch.startup.prefer_passive_waiting", lambda: None)
-    monkeypatch.setattr(sources, "fetch", lambda *_: None)
+    monkeypatch.setattr(sources, "fetch", lambda *_: sources.ModelFiles("none", Path("/nowhere")))
     for name in [name for name in os.environ if name.startswith("MICROBATCH_")]:
         monkeypatch.delenv(name)
     return server

@@ -14,8 +14,9 @@ import pytest
 
 from microbatch.errors import SetupError
 from microbatch.executor.embedded import EMBEDDED_NAME
+from microbatch.executor.sources import ModelFiles
 from microbatch.settings import Settings
-from microbatch.startup import check_port, prefer_passive_waiting, preflight
+from microbatch.startup import check_files, check_port, prefer_passive_waiting, preflight
 
 
 @pytest.fixture
@@ -75,6 +76,39 @@ def test_preflight_refuses_in_one_line(settings: Settings, message: str) -> None
     with pytest.raises(SetupError, match=message) as caught:
         preflight(settings)
     assert "\n" not in caught.value.message
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SetupError, match="device cuda was asked for, but"):
+        preflight(Settings(port=0, device="cuda"))
+
+
+def test_a_context_longer_than_the_config_names_is_refused(tmp_path: Path) -> None:
+    files = ModelFiles("some", tmp_path)
+    check_files(files, Settings(max_model_len=9))
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 8}')
+    check_files(files, Settings())
+    check_files(files, Settings(max_model_len=8))
+    with pytest.raises(SetupError, match="max_model_len 9 is more than the model's context of 8 tokens"):
+        check_files(files, Settings(max_model_len=9))
+    check_files(ModelFiles("some", tmp_path, "some.gguf"), Settings(max_model_len=9))
+
+
+def test_what_is_refused_before_the_load_needs_no_torch(tmp_path: Path) -> None:
+    save = ("config.json", '{"max_position_embeddings": 8}'), ("tokenizer.json", "{}"), ("model.safetensors", "")
+    for name, text in save:
+        (tmp_path / name).write_text(text)
+    program = f"""
+import sys
+from microbatch.cli import main
+sys.modules["torch"] = None
+sys.argv = ["microbatch", "serve", {str(tmp_path)!r}, "--port", "0", "--max-model-len", "9"]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == "microbatch: error: max_model_len 9 is more than the model's context of 8 tokens\n"
 
 
 def test_an_open_door_is_said(caplog: pytest.LogCaptureFixture) -> None:

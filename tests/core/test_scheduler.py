@@ -301,6 +301,15 @@ def test_pinned_prompt_is_matched_later_even_without_a_prefix_cache() -> None:
     assert s.kv.num_blocks - s.kv.num_free_blocks == 2
 
 
+def test_a_prompt_to_pin_closes_its_batch_at_once() -> None:
+    s = scheduler(policy=WindowPolicy(max_batch_size=4, window_ms=50))
+    add(s, request("other", 5, arrival=1.0))
+    assert s.schedule(1.0) is None and s.wake_at == 1.05
+    s.add(request("pin", 9, arrival=1.01, max_tokens=1), seed=0, max_total_tokens=10, pin_prompt=True)
+    plan = s.schedule(1.01)
+    assert plan is not None and (len(plan.sequences), plan.reason) == (2, "idle")
+
+
 def test_abort_all_and_repr() -> None:
     s = scheduler()
     add(s, request("a", n=2))

@@ -50,6 +50,12 @@ def test_draining_does_not_wait_for_company() -> None:
     assert WindowPolicy().decide(view(1.0, draining=True), 1.0) == Decision(admit=(0,), reason="drain")
 
 
+def test_an_urgent_sequence_does_not_wait_for_company() -> None:
+    waiting = (WaitingView(0, 1.0, 10), WaitingView(1, 1.01, 10, urgent=True))
+    assert WindowPolicy().decide(SchedulerView(waiting, 0), 1.02) == Decision(admit=(0, 1), reason="idle")
+    assert WindowPolicy().decide(SchedulerView(waiting, 1), 1.02) == Decision()
+
+
 def test_a_window_of_zero_goes_at_once() -> None:
     assert WindowPolicy(window_ms=0).decide(view(1.0), 1.0).reason == "window"
 

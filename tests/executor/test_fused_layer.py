@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from microbatch.executor import fused
 from microbatch.executor.attention import PagedStep
+from microbatch.executor.cache import PagedCache
 from microbatch.executor.fused_layer import FusedLayer
 from microbatch.executor.packing import pack_model
 from microbatch.executor.probe import attach, layer_specs, probe_logits
@@ -129,6 +130,59 @@ def test_a_row_is_the_same_to_the_bit_alone_and_in_company(library: ctypes.CDLL,
         for spans, all_rows, alone in zip(STEPS, together, run(model, backend, row=row), strict=True):
             first = sum(count for _, count in spans[:row])
             assert torch.equal(all_rows[first : first + spans[row][1]], alone)
+
+
+@torch.no_grad()
+def run_padded(model: Any, backend: AttentionBackend, kv_dtype: str = "auto") -> list[torch.Tensor]:
+    """As ``run``, in the layout of ``generate``: rows padded on the left, then one token a row, then a row has left."""
+    store = KVStore([s.stored_as(kv_dtype) for s in layer_specs(make_model("llama"))], 60, BLOCK)
+    cache, found, mask = PagedCache(len(store.layers), 0), [], torch.zeros(4, 0, dtype=torch.int64)
+    for spans, live in (STEPS[0], [0, 1, 2, 3]), (STEPS[1], [0, 1, 2, 3]), ([(4, 1), (26, 1), (2, 1), (10, 1)], [0, 3]):
+        width = max(count for _, count in spans)
+        ids, packed = torch.zeros(4, width, dtype=torch.int64), []
+        for r, (start, count) in enumerate(spans):
+            ids[r, width - count :] = torch.tensor([(7 * r + 5 * p) % 96 for p in range(start, start + count)])
+            packed += [r * width + width - count + i for i in range(count) if r in live]
+        mask = torch.cat([mask, torch.arange(width) >= width - torch.tensor([[count] for _, count in spans])], 1).long()
+        rows = [(list(range(1 + r * 12, 13 + r * 12)), *spans[r]) for r in live]
+        valid = None if len(packed) == 4 * width else torch.tensor(packed)
+        cache.step = PagedStep(store, backend, AttentionInputs.build(rows, BLOCK, CPU), valid)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -width:]
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True).logits
+        found.append(logits.flatten(0, 1)[packed])
+        assert cache.step.num_calls == len(store.layers)
+        assert {layer.get_seq_length() for layer in cache.lengths} == {mask.shape[1]}
+    return found
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_padded_batch_has_the_bits_of_the_packed_step(
+    family: str, kv_dtype: str, library: ctypes.CDLL, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(family)
+    assert attach(model, layer_specs(model), backend, packed=True)
+    layers = put_under(model, library)
+    packed = run(model, backend, kv_dtype)
+    with monkeypatch.context() as patch:
+        for layer in layers:  # none of the padded steps goes the original way
+            patch.setattr(layer.forward, "_original", None)
+        padded = run_padded(model, backend, kv_dtype)
+    assert torch.equal(padded[0], packed[0]) and torch.equal(padded[1], packed[1])
+    # In the third step rows 1 and 2 have left; of the packed one, rows 0 and 3 are its first and last token.
+    assert torch.equal(padded[2], packed[2][[0, -1]])
+
+
+def test_a_padded_batch_has_the_logits_of_the_original_way(library: ctypes.CDLL, backend: AttentionBackend) -> None:
+    model = make_model("mistral")
+    assert attach(model, layer_specs(model), backend)
+    layers = put_under(model, library)
+    fused_logits = run_padded(model, backend)
+    for layer in layers:
+        layer.forward = layer.forward._original
+    for a, b in zip(fused_logits, run_padded(model, backend), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+        assert a.std() > 0.2
 
 
 def test_other_backends_take_the_original_way(library: ctypes.CDLL, backend: AttentionBackend) -> None:

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from microbatch.errors import SetupError
 from microbatch.executor import loading, precision, quantization
 from microbatch.executor.convert import convert_gguf
-from microbatch.executor.limits import DEFAULT_LENGTH, context_length, end_token_ids
 from microbatch.executor.loading import LoadedModel, ModelSpec, load_model
 from tests.executor.tiny_models import EOS, edit_json, save_gguf, save_llama
 
@@ -256,22 +255,12 @@ def test_an_unknown_hub_name_offline_is_one_line_at_once() -> None:
     assert time.monotonic() - begin < 5
 
 
-def test_the_context_is_what_the_config_says_under_any_name() -> None:
-    assert context_length(SimpleNamespace(max_position_embeddings=77, sliding_window=8), None) == 77
-    assert context_length(SimpleNamespace(seq_length=5), None) == 5
-    longrope = {"rope_type": "longrope", "original_max_position_embeddings": 40}
-    assert context_length(SimpleNamespace(max_position_embeddings=77, rope_parameters=longrope), None) == 40
-    assert context_length(SimpleNamespace(), SimpleNamespace(model_max_length=9)) == 9
-    assert context_length(SimpleNamespace(), SimpleNamespace(model_max_length=10**30)) == DEFAULT_LENGTH
-    inner = SimpleNamespace(max_position_embeddings=3)
-    assert context_length(SimpleNamespace(get_text_config=lambda: inner), None) == 3
-
-
-def test_end_tokens_are_the_union_of_all_who_name_some() -> None:
-    config = SimpleNamespace(eos_token_id=2, vocab_size=10)
-    assert end_token_ids(SimpleNamespace(eos_token_id=[0, 2]), config, SimpleNamespace(eos_token_id=7)) == {0, 2, 7}
-    assert end_token_ids(SimpleNamespace(eos_token_id=None), config, SimpleNamespace(eos_token_id=10)) == {2}
-    assert end_token_ids(None, SimpleNamespace(eos_token_id=None, vocab_size=10), None) == frozenset()
+def test_a_context_that_is_too_long_is_refused_before_the_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load(folder, max_model_len=128).max_model_len == 128
+    monkeypatch.delattr(loading, "_load_folder")
+    assert refusal(folder, max_model_len=129) == "max_model_len 129 is more than the model's context of 128 tokens"
 
 
 def test_end_tokens_of_a_folder(folder: Path) -> None:

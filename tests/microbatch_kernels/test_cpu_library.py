@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,21 +92,101 @@ def test_a_build_goes_by_sources_flags_and_processor(monkeypatch: pytest.MonkeyP
     assert len(names) == 5
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CompileError, match=f"cannot build the C kernels in {tmp_path}/file/kernels"):
         build(tmp_path / "file/kernels")
+
+
+def read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be made or removed any more. Permissions would not stop the tests of the superuser."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+
+
+def test_a_folder_that_cannot_be_written_serves_the_build_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tmp_path)
+    read_only(monkeypatch)
+    assert build(tmp_path).microbatch_panel_width() > 0
+    cut_short(tmp_path)
+    with pytest.raises(CompileError, match=f"cannot build the C kernels in {tmp_path}: .*Read-only"):
+        build(tmp_path)
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = 'while [ "$1" != -o ]; do shift; done; echo half > "$2"'
+    folder = tmp_path / "built"
+    monkeypatch.setenv("CC", compiler(tmp_path, f"{full}; echo 'No space left on device' >&2; exit 1"))
+    with pytest.raises(CompileError, match="compiler failed: No space left on device"):
+        build(folder)
+    monkeypatch.setenv("CC", compiler(tmp_path, full))
+    with pytest.raises(CompileError, match="cannot load .*kernels-"):
+        build(folder)
+    assert not list(folder.iterdir()), "a build that cannot be loaded gets no name"
+
+
+def test_two_that_build_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compiler waits for the other one to have begun."""
+    both = f"echo . >> {tmp_path}/begun; until [ $(wc -l < {tmp_path}/begun) -ge 2 ]; do sleep 0.02; done"
+    monkeypatch.setenv("CC", compiler(tmp_path, f'{both}\nexec {real_compiler()} "$@"'))
+    folder = tmp_path / "built"
+    with ThreadPoolExecutor(2) as pool:
+        libraries = list(pool.map(build, [folder] * 2))
+    assert {library.microbatch_panel_width() for library in libraries} == {build(folder).microbatch_panel_width()}
+    assert (tmp_path / "begun").read_text() == ".\n" * 2, "the third call has built nothing"
+    assert {path.suffix for path in folder.iterdir()} == {".so"}
+
+
+def cut_short(folder: Path) -> Path:
+    """Put the first half of the only build in its place: a new file, for the old one is in use."""
+    (path,) = folder.glob("*.so")
+    content = path.read_bytes()
+    half = path.with_suffix(".half")
+    half.write_bytes(content[: len(content) // 2])
+    return half.replace(path)
+
+
+def test_a_damaged_build_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = tmp_path / "calls"
+    monkeypatch.setenv("CC", compiler(tmp_path, f'echo . >> {log}\nexec {real_compiler()} "$@"'))
+    folder = tmp_path / "built"
+    build(folder)
+    path = cut_short(folder)
+    assert build(folder).microbatch_panel_width() > 0
+    assert f"{path} is damaged" in caplog.text
+    (sound,) = folder.iterdir()
+    build(folder)
+    assert log.read_text() == ".\n" * 2 and sound.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF and no more", b"text"])
 def test_a_build_that_cannot_be_loaded_is_named(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its content is what its name says, so it is not damaged: another build would be no better."""
     monkeypatch.setenv("CC", compiler(tmp_path, "exit 1"))
-    path = tmp_path / f"kernels-{cpu_library._fingerprint(os.environ['CC'])}.so"
-    path.write_bytes(content)
+    (tmp_path / "made").write_bytes(content)
+    name = cpu_library._named(f"kernels-{cpu_library._fingerprint(os.environ['CC'])}", tmp_path / "made")
+    path = (tmp_path / "made").rename(tmp_path / name)
     with pytest.raises(CompileError, match=f"cannot load {path}"):
         build(tmp_path)
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_sources_that_are_not_there(made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_library, "_SOURCES", tmp_path / "csrc")
+    if made:
+        (tmp_path / "csrc").mkdir()
+    with pytest.raises(CompileError, match=f"are not in {tmp_path}/csrc: install microbatch again"):
+        build(tmp_path / "built")
 
 
 def test_auto_warns_once_and_takes_torch_operators(

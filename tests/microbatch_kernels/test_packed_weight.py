@@ -67,3 +67,22 @@ def test_rows_that_do_not_fit_are_refused(library: ctypes.CDLL) -> None:
             packed.linear(torch.randn(2, 7), gate=PackedWeight.pack(library, other, dtype))
     x = torch.randn(7, 3).T
     assert torch.equal(packed.linear(x), packed.linear(x.contiguous()))
+
+
+@pytest.mark.parametrize(
+    "bias",
+    [
+        torch.zeros(8),
+        torch.zeros(10),
+        torch.zeros(1, 9),
+        torch.zeros(9).double(),
+        torch.zeros(9, dtype=torch.bfloat16),
+        torch.zeros(18)[::2],
+        torch.zeros(9, device="meta"),
+    ],
+    ids=["short", "long", "matrix", "double", "bfloat16", "strided", "elsewhere"],
+)
+def test_a_bias_that_does_not_fit_is_refused(bias: torch.Tensor, library: ctypes.CDLL) -> None:
+    packed = PackedWeight.pack(library, torch.randn(9, 7))
+    with pytest.raises(ValueError, match="a bias of float32 and length 9 on the CPU fits, not "):
+        packed.linear(torch.randn(2, 7), bias)

@@ -3,8 +3,9 @@
  *
  * Work is split into tiles: some query tokens of one sequence with some K/V heads. The keys of LANES positions are
  * transposed once and serve all rows (query tokens times heads of the group) of a K/V head; softmax runs along
- * (online), so nothing of the context's length is ever stored. Every row sums in the same order of positions, whatever is in the tile beside it: a
- * token's result does not depend on its neighbours or on how its prompt was cut into chunks, to the bit.
+ * (online), so nothing of the context's length is ever stored. Every row sums in the same order of positions, whatever
+ * is in the tile beside it: a token's result does not depend on its neighbours or on how its prompt was cut into
+ * chunks, to the bit.
  */
 #include "kernels.h"
 #include "pool.h"

@@ -1,5 +1,5 @@
-/* What the kernels are called with, and their parts that a team of threads runs together: a `_team` function is called by
- * every thread of a parallel region and ends with a barrier. */
+/* What the kernels are called with, and their parts that a team of threads runs together: a `_team` function is called
+ * by every thread of a parallel region and ends with a barrier. */
 #pragma once
 
 #include <stddef.h>
@@ -55,8 +55,8 @@ struct norm {
     float eps;
 };
 
-/* Rotary positions in place, halves of a head paired: x [rows, stride] with `heads` heads of `dim` at its front; cosines
- * and sines [rows, dim]. */
+/* Rotary positions in place, halves of a head paired: x [rows, stride] with `heads` heads of `dim` at its front;
+ * cosines and sines [rows, dim]. */
 struct rotate {
     float *x;
     const float *cosines, *sines;

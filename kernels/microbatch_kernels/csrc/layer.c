@@ -61,8 +61,8 @@ void microbatch_rotate(const struct rotate *a) {
     rotate_team(a);
 }
 
-/* x += out(attention(rotated qkv(norm(x)))), then x += down(silu(gate) * up), all over one residual stream. The steps are
- * those above, in this order; what each reads and writes is set by the caller. */
+/* x += out(attention(rotated qkv(norm(x)))), then x += down(silu(gate) * up), all over one residual stream. The steps
+ * are those of microbatch_layer, in this order; what each reads and writes is set by the caller. */
 struct layer {
     struct norm before, between, after;
     struct linear qkv, out, inner, down;

@@ -15,7 +15,8 @@ class WindowPolicy:
     """The window belongs to the oldest waiting sequence: later arrivals never restart it, a running batch does not
     delay it.
 
-    A sequence that waited through the run of another batch has spent its window there and goes at once.
+    A sequence that waited through the run of another batch has spent its window there and goes at once. An urgent one
+    closes the batch that it is in.
     """
 
     name: ClassVar[str] = "window"
@@ -40,6 +41,8 @@ class WindowPolicy:
         closes_at = min(w.arrival_time for w in view.waiting) + self.window_ms / 1000
         if now >= closes_at:
             return Decision(admit=batch, reason="window")
+        if any(w.urgent for w in view.waiting[: self.max_batch_size]):
+            return Decision(admit=batch, reason="idle")
         if view.draining:
             return Decision(admit=batch, reason="drain")
         return Decision(wake_at=closes_at)
