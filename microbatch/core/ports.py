@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceABC
 from typing import Protocol
 
 from microbatch.core.plan import StepPlan, StepResult
+from microbatch.core.structured import StructuredOutput
 
 
 class KVManager(Protocol):
@@ -124,6 +125,31 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free threads and memory. Idempotent."""
+        ...
+
+
+class FormMatcher(Protocol):
+    """Where one sequence is in the form that its answer must have."""
+
+    def accept(self, token_ids: SequenceABC[int]) -> None:
+        """Go on behind these tokens. Raises ``ExecutionError`` when the form does not allow them."""
+        ...
+
+
+class Forms(Protocol):
+    """Forms of answers for one tokenizer. Calls may come from any thread."""
+
+    def check(self, form: StructuredOutput) -> None:
+        """Get the form ready. Raises ``InvalidRequestError`` that says what is wrong with it and where."""
+        ...
+
+    def matcher(self, form: StructuredOutput) -> FormMatcher:
+        """A matcher at the beginning of an answer."""
+        ...
+
+    def fill(self, matchers: SequenceABC[FormMatcher], address: int, row_bytes: int) -> None:
+        """Write which tokens may come next, for each matcher a row of ``row_bytes`` bytes from ``address`` on: a bit
+        for each token, the lowest first. At the end of a form only end tokens may."""
         ...
 
 

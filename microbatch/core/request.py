@@ -68,6 +68,7 @@ class SamplingParams:
         self._check_lengths()
         self._check_stops()
         self._check_logit_bias()
+        self._check_structured_output()
 
     @property
     def greedy(self) -> bool:
@@ -111,6 +112,14 @@ class SamplingParams:
             raise InvalidRequestError(f"stop_token_ids takes at most {MAX_LOGIT_BIAS} ids", param="stop_token_ids")
         for token_id in self.stop_token_ids:
             _whole("stop_token_ids", token_id, 0, None)
+
+    def _check_structured_output(self) -> None:
+        """A form ends where it ends: what would hold the end back contradicts it."""
+        if self.structured_output is None:
+            return
+        for name, given in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
+            if given:
+                raise InvalidRequestError(f"{name} cannot be combined with a structured output", param=name)
 
     def _check_logit_bias(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection
 
 from microbatch.core.plan import StepPlan, StepResult
+from microbatch.core.ports import Forms
 from microbatch.executor.faults import memory_faults
 from microbatch.executor.run import BatchEnded, GenerateRun, PagedModel
 
@@ -20,8 +21,11 @@ from microbatch.executor.run import BatchEnded, GenerateRun, PagedModel
 class GenerateExecutor:
     """Implements ``core.ports.Executor`` for policies that run to completion."""
 
-    def __init__(self, model: PagedModel, eos_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self, model: PagedModel, eos_token_ids: Collection[int] = (), forms: Forms | None = None
+    ) -> None:
         self._model = model
+        self._forms = forms
         self._eos = frozenset(eos_token_ids)
         self._run: GenerateRun | None = None
         self._runs: queue.SimpleQueue[GenerateRun | None] = queue.SimpleQueue()
@@ -68,7 +72,7 @@ class GenerateExecutor:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="microbatch-generate", daemon=True)
             self._thread.start()
-        self._run = GenerateRun(self._model, plan, self._eos)
+        self._run = GenerateRun(self._model, plan, self._eos, self._forms)
         self._runs.put(self._run)
         return self._run.wait()
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 import torch
 
 from microbatch.core.plan import StepPlan, StepResult
+from microbatch.core.ports import Forms
 from microbatch.executor.attention import PagedStep
 from microbatch.executor.faults import memory_faults
 from microbatch.executor.graphs import DecodeGraphs
@@ -24,13 +25,17 @@ class PagedExecutor:
     through them."""
 
     def __init__(
-        self, model: PagedModel, eos_token_ids: Collection[int] = (), graphs: DecodeGraphs | None = None
+        self,
+        model: PagedModel,
+        eos_token_ids: Collection[int] = (),
+        graphs: DecodeGraphs | None = None,
+        forms: Forms | None = None,
     ) -> None:
         if model.dense:
             raise ValueError("the packed forward needs a model whose attention runs over the store")
         self._model = model
         self._graphs = graphs
-        self._sampler = Sampler(model.vocab_size, eos_token_ids, model.device)
+        self._sampler = Sampler(model.vocab_size, eos_token_ids, model.device, forms)
         self._inputs = InputsBuilder(model.store.block_size, model.device)
 
     @property

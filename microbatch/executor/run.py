@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from microbatch.core.plan import SequenceStep, StepPlan, StepResult
+from microbatch.core.ports import Forms
 from microbatch.executor.attention import PagedStep
 from microbatch.executor.cache import DenseCache, PagedCache
 from microbatch.executor.padding import PaddedBatch
@@ -65,11 +66,11 @@ class GenerateRun:
     """A batch from its first plan to its last. ``generate`` runs in one thread, ``wait``, ``advance`` and ``stop`` are
     called from another; they meet in two queues that hold at most one item each."""
 
-    def __init__(self, model: PagedModel, plan: StepPlan, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, model: PagedModel, plan: StepPlan, eos_token_ids: Collection[int], forms: Forms | None) -> None:
         self._model = model
         self._plan = plan
         self._rows = {s.seq_id: row for row, s in enumerate(plan.sequences)}
-        self._sampler = Sampler(model.vocab_size, eos_token_ids, model.device)
+        self._sampler = Sampler(model.vocab_size, eos_token_ids, model.device, forms)
         for admitted, step in zip(plan.admitted, plan.sequences, strict=True):
             self._sampler.admit(admitted, step.params)
         batch = PaddedBatch.build(plan.sequences, model.pad_token_id)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import torch
 
 from microbatch.core.plan import Admitted, TokenLogprobs
+from microbatch.core.ports import FormMatcher, Forms
 from microbatch.core.request import SamplingParams
 from microbatch.executor import vocabulary
 from microbatch.executor.draws import Draws
 from microbatch.executor.filters import Filters
+from microbatch.executor.form_masks import FormMasks
 from microbatch.executor.logprobs import RawLogprobs
 from microbatch.executor.penalties import Adjustment, Adjustments
 
@@ -34,9 +36,12 @@ class _State:
     draws: Draws
     position: int
     adjustment: Adjustment | None
+    matcher: FormMatcher | None = None
 
     def append(self, token_id: int) -> None:
         self.position += 1
+        if self.matcher is not None:
+            self.matcher.accept([token_id])
         if self.adjustment is not None:
             self.adjustment.append(token_id)
 
@@ -44,11 +49,13 @@ class _State:
 class _Rows:
     """The rows of a batch, and what is made of their parameters once for as long as they stay the same."""
 
-    def __init__(self, states: Sequence[_State], device: torch.device) -> None:
+    def __init__(self, states: Sequence[_State], device: torch.device, forms: Forms | None) -> None:
         self.states = states
         self.wanted = [(r, s.params.logprobs) for r, s in enumerate(states) if s.params.logprobs is not None]
         adjusted = [(r, s.adjustment) for r, s in enumerate(states) if s.adjustment is not None]
         self.adjustments = Adjustments(adjusted, device) if adjusted else None
+        formed = [(r, s.matcher) for r, s in enumerate(states) if s.matcher is not None]
+        self.masks = FormMasks(formed, forms, device) if formed and forms is not None else None
         random = [r for r, s in enumerate(states) if not s.params.greedy]
         self._random_states = [states[r] for r in random]
         self._random = torch.tensor(random, dtype=torch.int64, device=device)
@@ -69,10 +76,17 @@ class _Rows:
 class Sampler:
     """Keeps what sampling needs of each sequence in the batch: seed, position, token counts."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: Collection[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        device: torch.device,
+        forms: Forms | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._eos = frozenset(eos_token_ids)
         self._device = device
+        self._forms = forms
         self._states: dict[int, _State] = {}
         self._last: tuple[list[int], _Rows] | None = None
 
@@ -82,8 +96,16 @@ class Sampler:
         if Adjustment.needed(params):
             adjustment = Adjustment(admitted, params, self._vocab_size, self._eos)
         position = len(admitted.prompt_token_ids) + len(admitted.output_token_ids)
-        self._states[admitted.seq_id] = _State(params, Draws(admitted.seed), position, adjustment)
+        matcher = self._matcher(admitted, params) if params.structured_output is not None else None
+        self._states[admitted.seq_id] = _State(params, Draws(admitted.seed), position, adjustment, matcher)
         self._last = None
+
+    def _matcher(self, admitted: Admitted, params: SamplingParams) -> FormMatcher:
+        if self._forms is None or params.structured_output is None:
+            raise ValueError("this executor cannot hold answers to a form")
+        matcher = self._forms.matcher(params.structured_output)
+        matcher.accept(admitted.output_token_ids)
+        return matcher
 
     def release(self, seq_ids: Collection[int]) -> None:
         """Sequences leave; unknown ids are ignored."""
@@ -100,6 +122,8 @@ class Sampler:
         raw = RawLogprobs(logits, rows.wanted) if rows.wanted else None
         if rows.adjustments is not None:
             rows.adjustments.apply(logits)
+        if rows.masks is not None:
+            rows.masks.apply(logits)
         tokens, largest = rows.choose(logits)
         logprobs = raw.of(tokens) if raw is not None else {}
         token_ids, finite = torch.stack((tokens, largest.isfinite())).tolist()
@@ -116,5 +140,5 @@ class Sampler:
 
     def _rows(self, seq_ids: Sequence[int]) -> _Rows:
         if self._last is None or self._last[0] != seq_ids:
-            self._last = list(seq_ids), _Rows([self._states[s] for s in seq_ids], self._device)
+            self._last = list(seq_ids), _Rows([self._states[s] for s in seq_ids], self._device, self._forms)
         return self._last[1]
