@@ -1,4 +1,4 @@
-"""What an answer may be when calls of tools are forced or strict, as a grammar in Lark's form, as llguidance reads it."""
+"""What an answer may be when calls of tools are forced or strict: a grammar in Lark's form, for llguidance."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def _object(arguments: str, end: str = "") -> Callable[[str, Terminal], tuple[st
 
 def _free_hermes(terminal: Terminal) -> list[str]:
     return [
-        "start: (begin call)* TAIL",
-        r"begin[lazy]: /(?s:.*)<tool_call>\n/",
+        r'start: (begin "\n"? call)* TAIL',
+        r"begin[lazy]: /(?s:.*)<tool_call>/",
         r"TAIL: /(?s:.*)/ & ~/(?s:.*)<tool_call>(?s:.*)/",
     ]
 

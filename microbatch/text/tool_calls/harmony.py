@@ -3,8 +3,8 @@
     <|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
 
-The library that OpenAI gives for it reads token ids of its own vocabulary and keeps 72 MiB of it; this parser reads text
-like the others, and the tests compare the two.
+The library that OpenAI gives for it reads token ids of its own vocabulary and keeps 72 MiB for it; this parser reads
+text like the others, and the tests compare the two.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-r"""The forms of Llama 3: an answer that is ``{"name": "f", "parameters": {...}}``, several of them with ``;`` between, and
-the same behind the token ``<|python_tag|>``."""
+"""The forms of Llama 3: an answer that is ``{"name": "f", "parameters": {...}}``, several of them with ``;`` between,
+and the same behind the token ``<|python_tag|>``."""
 
 from __future__ import annotations
 

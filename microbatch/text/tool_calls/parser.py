@@ -15,9 +15,9 @@ Step = Callable[[], bool]
 class ToolParser(ABC):
     """Reads one answer piece by piece. The events joined do not depend on where the pieces are cut.
 
-    A call is begun when its name is certain, and its arguments follow as they come, so arguments that break off are told
-    as far as they went. What begins like a call and is none comes out as it was written, as content. ``names``: the
-    tools that the model was told of; ``make_id``: gives the ids of calls.
+    A call is begun when its name is certain, and its arguments follow as they come, so arguments that break off are
+    told as far as they went. What begins like a call and is none comes out as it was written, as content. ``names``:
+    the tools that the model was told of; ``make_id``: gives the ids of calls.
     """
 
     #: Special tokens that are markers of this form: the detokenizer has to show them.

@@ -8,13 +8,13 @@ from itertools import groupby
 from typing import Any, Final
 
 _PREAMBLE: Final = """\
-You are a function calling AI model. You are provided with function signatures within <tools></tools> XML tags. You may \
-call one or more functions to assist with the user query. Here are the available tools:
+You are a function calling AI model. You are provided with function signatures within <tools></tools> XML tags. You \
+may call one or more functions to assist with the user query. Here are the available tools:
 <tools>
 {tools}
 </tools>
-For each function call return a JSON object with the function name and its arguments within <tool_call></tool_call> XML \
-tags:
+For each function call return a JSON object with the function name and its arguments within <tool_call></tool_call> \
+XML tags:
 <tool_call>
 {{"name": "function name", "arguments": {{"argument": "value"}}}}
 </tool_call>"""

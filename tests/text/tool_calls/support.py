@@ -34,7 +34,8 @@ def read(name: str, pieces: Sequence[str], names: Sequence[str] = NAMES) -> list
 
 def told(name: str, text: str, names: Sequence[str] = NAMES) -> tuple[str, list[tuple[str, str]], str]:
     """Content, calls as (name, arguments), and reasoning of an answer."""
-    content, reasoning, calls = "", "", []
+    content, reasoning = "", ""
+    calls: list[tuple[str, str]] = []
     for event in read(name, [text], names):
         match event:
             case Content(more):
