@@ -11,7 +11,7 @@ from microbatch.errors import InvalidRequestError, MicrobatchError, UnsupportedE
 from microbatch.text.tokenizer import HFTokenizer
 from tests.text.toy_tokenizers import CHATML, byte_level_backend, raw_tokenizer
 
-USER = {"role": "user", "content": "Hi"}
+USER: dict[str, object] = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 WITH_TOOLS = (
     "{% for t in tools or [] %}({{ t.function.name }}){% endfor %}{% for m in messages %}{{ m.role }}={{ m.content }}"
