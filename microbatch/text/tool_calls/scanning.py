@@ -14,18 +14,24 @@ _STRING: Final = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 
 def find_first(text: str, markers: Sequence[str]) -> tuple[int, str]:
     """Place of the earliest marker, and which it is; the length of the text and "" when there is none."""
-    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
-    return min(found, default=(len(text), ""))
+    first = len(text), ""
+    for marker in markers:
+        place = text.find(marker)
+        if 0 <= place < first[0]:
+            first = place, marker
+    return first
 
 
 def held_length(text: str, markers: Sequence[str]) -> int:
     """Length of the longest end of a text that a marker may go on from."""
-    longest = max(map(len, markers), default=0) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        end = text[-length:]
-        if any(marker.startswith(end) for marker in markers):
-            return length
-    return 0
+    held = 0
+    for marker in markers:
+        start = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+        while start >= 0 and not marker.startswith(text[start:]):
+            start = text.find(marker[0], start + 1)
+        if start >= 0:
+            held = max(held, len(text) - start)
+    return held
 
 
 class ObjectScanner:
