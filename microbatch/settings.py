@@ -111,6 +111,11 @@ class Settings:
     chat_template: str | None = _row(
         None, "Jinja chat template instead of the model's own.", "TEXT|@FILE", reads_file=True
     )
+    tool_parser: str = _row(
+        "auto",
+        "Form in which the model writes calls of tools. auto: as its chat template tells.",
+        choices=("auto", "none", "hermes", "llama", "mistral", "harmony"),
+    )
     dtype: str = _row(
         "auto",
         "Format of the weights. auto: float32 on a CPU, 16 bits on a GPU.",

@@ -110,7 +110,7 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         make_executor(policy, model, loaded.eos_token_ids, graph_rows=graph_rows, max_model_len=limit),
         kv,
         policy,
-        HFTokenizer(loaded.tokenizer, model.vocab_size, loaded.eos_token_ids, template),
+        HFTokenizer(loaded.tokenizer, model.vocab_size, loaded.eos_token_ids, template, settings.tool_parser),
         model_name=settings.served_model_name[0] if settings.served_model_name else loaded.name,
         max_model_len=limit,
         max_queue=settings.max_queue,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from microbatch.core.chat import ChatOptions
 from microbatch.core.ports import Tokenizer
 from microbatch.core.request import SamplingParams
 from microbatch.engine.stats import EngineStatistics, EngineStatus, Observer
@@ -38,7 +39,9 @@ class ServingEngine(Protocol):
         """Token ids of a text, without blocking the event loop."""
         ...
 
-    async def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[dict[str, object]], options: ChatOptions = ChatOptions()
+    ) -> list[int]:
         """Token ids of a conversation, without blocking the event loop."""
         ...
 

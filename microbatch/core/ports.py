@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceABC
 from typing import Protocol
 
+from microbatch.core.chat import ChatOptions
 from microbatch.core.plan import StepPlan, StepResult
 from microbatch.core.structured import StructuredOutput
 
@@ -195,11 +196,18 @@ class Tokenizer(Protocol):
         """One token alone, as text (U+FFFD for half characters) and as its exact bytes."""
         ...
 
-    def apply_chat_template(self, messages: SequenceABC[dict[str, object]]) -> list[int]:
-        """Token ids of a conversation with the generation prompt; ``InvalidRequestError`` if the template refuses
-        it."""
+    @property
+    def tool_parser(self) -> str:
+        """Name of the form in which the model writes calls of tools; "none" when it is not known."""
         ...
 
-    def detokenizer(self, stop: SequenceABC[str] = ()) -> Detokenizer:
-        """A fresh detokenizer for one sequence."""
+    def apply_chat_template(
+        self, messages: SequenceABC[dict[str, object]], options: ChatOptions = ChatOptions()
+    ) -> list[int]:
+        """Token ids of a conversation, by default with the generation prompt; ``InvalidRequestError`` if the template
+        refuses it."""
+        ...
+
+    def detokenizer(self, stop: SequenceABC[str] = (), shown: SequenceABC[str] = ()) -> Detokenizer:
+        """A fresh detokenizer for one sequence; ``shown`` names the special tokens that its text has."""
         ...

@@ -37,7 +37,8 @@ class SamplingParams:
     ``max_tokens`` None means up to the end of the context. ``top_k`` 0 or -1 is off. ``logit_bias`` maps a token id to
     a value in [-100, 100] that is added to its logit. ``seed`` None draws a fresh seed. ``logprobs`` None is off, k
     asks for the chosen token's log-probability and the k best alternatives. ``stop`` texts are cut from the answer,
-    the token that ends it (end of sequence, ``stop_token_ids``) is not shown. ``min_tokens`` holds back the end
+    the token that ends it (end of sequence, ``stop_token_ids``) is not shown; ``shown_tokens`` names the special tokens
+    that are. ``min_tokens`` holds back the end
     tokens. ``structured_output`` keeps the answer to a form.
     """
 
@@ -58,6 +59,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     structured_output: StructuredOutput | None = None
+    shown_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
+from microbatch.core.chat import ChatOptions
 from microbatch.core.ports import Tokenizer
 from microbatch.core.request import Request, SamplingParams
 from microbatch.engine.loop import EngineLoop
@@ -170,12 +171,12 @@ class AsyncEngine:
         tokenizer = self.parts.tokenizer
         return await to_thread.run_sync(tokenizer.encode, text, limiter=self._encoding)
 
-    async def encode_chat(self, messages: SequenceABC[Message]) -> list[int]:
+    async def encode_chat(self, messages: SequenceABC[Message], options: ChatOptions = ChatOptions()) -> list[int]:
         """Token ids of a conversation, the declared system prompt in front when it brings no system message."""
         parts = self.parts
         if parts.system_prompt is not None and not (messages and messages[0].get("role") == "system"):
             messages = [{"role": "system", "content": parts.system_prompt}, *messages]
-        return await to_thread.run_sync(parts.tokenizer.apply_chat_template, messages, limiter=self._encoding)
+        return await to_thread.run_sync(parts.tokenizer.apply_chat_template, messages, options, limiter=self._encoding)
 
     # ---- requests
 
@@ -215,7 +216,7 @@ class AsyncEngine:
             client=client,
             cache_salt=cache_salt,
         )
-        detokenizers = [parts.tokenizer.detokenizer(params.stop) for _ in range(params.n)]
+        detokenizers = [parts.tokenizer.detokenizer(params.stop, params.shown_tokens) for _ in range(params.n)]
         stream = RequestStream(request, detokenizers, loop.abort, loop.clock)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         room = parts.max_model_len - len(prompt_token_ids)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Final
 
-from microbatch.errors import InvalidRequestError
+from microbatch.core.chat import ChatOptions
+from microbatch.errors import InvalidRequestError, UnsupportedError
 from microbatch.text.detokenizer import IncrementalDetokenizer
 from microbatch.text.joining import ByteJoiner, Pieces
 
@@ -17,10 +19,11 @@ VOCAB_SIZE: Final = 258
 class ByteTokenizer:
     """A ``core.ports.Tokenizer``: ids 0 to 255 are bytes, 256 begins a text (when ``add_bos``), 257 ends it.
 
-    A conversation is rendered as lines of ``role: content`` and ends with ``assistant:``.
+    A conversation is rendered as lines of ``role: content`` and ends with ``assistant:``; a first line has the tools.
     """
 
-    def __init__(self, *, add_bos: bool = False) -> None:
+    def __init__(self, *, add_bos: bool = False, tool_parser: str = "hermes") -> None:
+        self._tool_parser = tool_parser
         self._prefix = [BOS_TOKEN_ID] if add_bos else []
 
     @property
@@ -32,6 +35,11 @@ class ByteTokenizer:
     def eos_token_ids(self) -> frozenset[int]:
         """The one end token, 257."""
         return frozenset({EOS_TOKEN_ID})
+
+    @property
+    def tool_parser(self) -> str:
+        """As given."""
+        return self._tool_parser
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The UTF-8 bytes of a text. Raises ``InvalidRequestError`` when it holds half of a surrogate pair."""
@@ -50,13 +58,22 @@ class ByteTokenizer:
         data = {BOS_TOKEN_ID: b"<bos>", EOS_TOKEN_ID: b"<eos>"}.get(token_id) or bytes([token_id])
         return data.decode("utf-8", "replace"), data
 
-    def apply_chat_template(self, messages: Sequence[dict[str, object]]) -> list[int]:
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, object]], options: ChatOptions = ChatOptions()
+    ) -> list[int]:
         """Token ids of the rendered conversation."""
-        lines = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
-        return self.encode(f"{lines}assistant:")
+        if options.reasoning_effort is not None:
+            raise UnsupportedError("there is no reasoning", param="reasoning_effort")
+        lines = [f"tools: {json.dumps(options.tools)}\n"] if options.tools else []
+        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
+        if options.continue_final_message:
+            lines[-1] = lines[-1][:-1]
+        elif options.add_generation_prompt:
+            lines.append("assistant:")
+        return self.encode("".join(lines) + options.answer_prefix)
 
-    def detokenizer(self, stop: Sequence[str] = ()) -> IncrementalDetokenizer:
-        """A fresh detokenizer for one sequence."""
+    def detokenizer(self, stop: Sequence[str] = (), shown: Sequence[str] = ()) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one sequence; the special ids have no text."""
         return IncrementalDetokenizer(ByteJoiner(_PIECES), stop)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from microbatch.core.chat import ChatOptions
 from microbatch.errors import InvalidRequestError, SetupError
-from microbatch.text.chat import check_template, render_chat
+from microbatch.text.chat import check_template, render_chat, template_source
 from microbatch.text.decoding import read_rules
 from microbatch.text.detokenizer import IncrementalDetokenizer
 from microbatch.text.joining import ByteJoiner, Joiner, Pieces, WindowJoiner
+from microbatch.text.tool_calls.choosing import choose_parser
 
 
 class HFTokenizer:
@@ -21,7 +24,12 @@ class HFTokenizer:
     """
 
     def __init__(
-        self, raw: Any, vocab_size: int, eos_token_ids: Iterable[int], chat_template: str | None = None
+        self,
+        raw: Any,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        chat_template: str | None = None,
+        tool_parser: str = "auto",
     ) -> None:
         backend = getattr(raw, "backend_tokenizer", None)
         if backend is None:
@@ -35,13 +43,15 @@ class HFTokenizer:
         self._chat_template = chat_template
         self._rules = read_rules(backend.decoder.__getstate__() if backend.decoder is not None else None)
         self._special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
-        self._pieces = Pieces(self._shown_bytes)
+        #: By the special tokens that are shown, of which requests choose only what a parser names.
+        self._pieces: dict[frozenset[int], Pieces] = {}
         if backend.truncation is not None:
             backend.no_truncation()
         if backend.padding is not None:
             backend.no_padding()
         if chat_template is not None:
             check_template(raw, chat_template)
+        self._tool_parser = choose_parser(template_source(raw, chat_template)) if tool_parser == "auto" else tool_parser
 
     @property
     def vocab_size(self) -> int:
@@ -52,6 +62,11 @@ class HFTokenizer:
     def eos_token_ids(self) -> frozenset[int]:
         """Every token that ends a sequence."""
         return self._eos_token_ids
+
+    @property
+    def tool_parser(self) -> str:
+        """Name of the form in which the model writes calls of tools; "none" when it is not known."""
+        return self._tool_parser
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Raises ``InvalidRequestError`` when it holds half of a surrogate pair."""
@@ -73,29 +88,39 @@ class HFTokenizer:
         data = self._token_bytes(token_id)
         return data.decode("utf-8", "replace"), data
 
-    def apply_chat_template(self, messages: Sequence[dict[str, object]]) -> list[int]:
-        """Token ids of a conversation with the generation prompt; ``InvalidRequestError`` if the template refuses it.
+    def apply_chat_template(
+        self, messages: Sequence[dict[str, object]], options: ChatOptions = ChatOptions()
+    ) -> list[int]:
+        """Token ids of a conversation, by default with the generation prompt; ``InvalidRequestError`` if the template
+        refuses it.
 
         The template writes the special tokens itself, so none are added.
         """
-        return self.encode(render_chat(self._raw, messages, self._chat_template), add_special_tokens=False)
+        text = render_chat(self._raw, messages, self._chat_template, options, self.tool_parser)
+        return self.encode(text, add_special_tokens=False)
 
-    def detokenizer(self, stop: Sequence[str] = ()) -> IncrementalDetokenizer:
-        """A fresh detokenizer for one sequence."""
-        return IncrementalDetokenizer(self._joiner(), stop)
+    def detokenizer(self, stop: Sequence[str] = (), shown: Sequence[str] = ()) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one sequence; ``shown`` names the special tokens that its text has."""
+        ids = frozenset(map(self._backend.token_to_id, shown))
+        return IncrementalDetokenizer(self._joiner(self._special & ids), stop)
 
-    def _joiner(self) -> Joiner:
+    def _joiner(self, shown: frozenset[int] = frozenset()) -> Joiner:
         if self._rules is None:
-            return WindowJoiner(self._decode_raw)
-        return ByteJoiner(self._pieces, self._first_bytes if self._rules.marker else None, self._rules.strip)
+            return WindowJoiner(partial(self._decode_raw, shown=shown))
+        if shown not in self._pieces:
+            self._pieces[shown] = Pieces(partial(self._shown_bytes, shown))
+        first_bytes = partial(self._first_bytes, shown) if self._rules.marker else None
+        return ByteJoiner(self._pieces[shown], first_bytes, self._rules.strip)
 
-    def _shown_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token in a text; none of a special token or an id that only the embedding has."""
-        return b"" if token_id in self._special else self._token_bytes(token_id)
+    def _shown_bytes(self, shown: frozenset[int], token_id: int) -> bytes:
+        """Bytes of a token in a text; none of a special one that is not shown, or an id that only the embedding has."""
+        return b"" if token_id in self._special and token_id not in shown else self._token_bytes(token_id)
 
-    def _first_bytes(self, token_id: int) -> bytes | None:
+    def _first_bytes(self, shown: frozenset[int], token_id: int) -> bytes | None:
         """Bytes of the first token in a text, which loses its marker; None for one that is not shown."""
-        token = None if token_id in self._special else self._backend.id_to_token(token_id)
+        if token_id in self._special:
+            return self._token_bytes(token_id) if token_id in shown else None
+        token = self._backend.id_to_token(token_id)
         return None if token is None or self._rules is None else self._rules.token_bytes(token, first=True)
 
     def _token_bytes(self, token_id: int) -> bytes:
@@ -108,6 +133,7 @@ class HFTokenizer:
             return self._decode_raw([token_id]).encode("utf-8")
         return self._rules.token_bytes(token)
 
-    def _decode_raw(self, token_ids: Sequence[int]) -> str:
-        text: str = self._raw.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _decode_raw(self, token_ids: Sequence[int], shown: frozenset[int] = frozenset()) -> str:
+        ids = [i for i in token_ids if i in shown or i not in self._special] if shown else list(token_ids)
+        text: str = self._raw.decode(ids, skip_special_tokens=not shown, clean_up_tokenization_spaces=False)
         return text

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from microbatch.core import sequence
+from microbatch.core.chat import ChatOptions
 from microbatch.core.plan import Delta, TokenLogprobs
 from microbatch.core.ports import Tokenizer
 from microbatch.core.request import FinishReason, Request, SamplingParams
@@ -44,6 +45,7 @@ class FakeEngine:
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     requests: list[Request] = field(default_factory=list)
     messages: list[dict[str, object]] = field(default_factory=list)
+    options: ChatOptions = ChatOptions()
     aborted: list[str] = field(default_factory=list)
     observers: list[Observer] = field(default_factory=list)
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -53,10 +55,12 @@ class FakeEngine:
         await asyncio.sleep(0)
         return self.tokenizer.encode(text)
 
-    async def encode_chat(self, messages: Sequence[dict[str, object]]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[dict[str, object]], options: ChatOptions = ChatOptions()
+    ) -> list[int]:
         await asyncio.sleep(0)
-        self.messages = list(messages)
-        return self.tokenizer.apply_chat_template(messages)
+        self.messages, self.options = list(messages), options
+        return self.tokenizer.apply_chat_template(messages, options)
 
     def submit(
         self,
@@ -86,7 +90,7 @@ class FakeEngine:
             cache_salt=cache_salt,
         )
         self.requests.append(request)
-        detokenizers = [self.tokenizer.detokenizer(params.stop) for _ in range(params.n)]
+        detokenizers = [self.tokenizer.detokenizer(params.stop, params.shown_tokens) for _ in range(params.n)]
         stream = RequestStream(request, detokenizers, self._abort, lambda: 0.0)
         script = self.scripts.popleft() if self.scripts else self.default
         self.running[request.request_id] = asyncio.get_running_loop().create_task(self._run(stream, script))

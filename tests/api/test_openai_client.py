@@ -67,6 +67,30 @@ async def test_chat() -> None:
     assert (final.choices[0].message.content, final.choices[0].message.role) == ("Hello", "assistant")
 
 
+WEATHER: openai.types.chat.ChatCompletionToolParam = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+CALL = b'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+async def test_tool_calls() -> None:
+    async with client_for(FakeEngine(default=Script(CALL))) as client:
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=MESSAGES, tools=[WEATHER], tool_choice="auto", parallel_tool_calls=False
+        )
+        async with client.chat.completions.stream(model=MODEL, messages=MESSAGES, tools=[WEATHER]) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in kinds and "tool_calls.function.arguments.done" in kinds
+    for choice in (answer.choices[0], final.choices[0]):
+        assert (choice.message.content, choice.finish_reason) == ("I look.", "tool_calls")
+        assert choice.message.tool_calls is not None
+        (call,) = choice.message.tool_calls
+        assert call.type == "function" and call.id.startswith("call_")
+        assert (call.function.name, call.function.arguments) == ("get_weather", '{"city": "Paris"}')
+
+
 async def test_errors_become_the_clients_own() -> None:
     async with client_for(FakeEngine()) as client:
         with pytest.raises(openai.BadRequestError) as bad:

@@ -171,6 +171,7 @@ def test_work_per_token_does_not_grow_with_the_text() -> None:
     lengths: list[int] = []
 
     class Spy:
+        chat_template = None
         backend_tokenizer = raw.backend_tokenizer
 
         def decode(self, ids: list[int], **options: Any) -> str:

@@ -7,15 +7,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from microbatch.api.health import check_accepting
+from microbatch.api.openai.answer_form import AnswerForm, answer_form
 from microbatch.api.openai.body import parse_body
+from microbatch.api.openai.chat_options import chat_options
 from microbatch.api.openai.messages import read_messages
 from microbatch.api.openai.models import ServedModels
 from microbatch.api.openai.params import chat_params
+from microbatch.api.openai.parts_render import PartsRenderer
 from microbatch.api.openai.render import ChatRenderer, Envelope
 from microbatch.api.openai.schema import UNSUPPORTED_CHAT, ChatRequest
 from microbatch.api.openai.serve import serve
-from microbatch.api.openai.tools import refuse_tools_and_formats
+from microbatch.api.openai.tools import read_tools, refuse_formats
 from microbatch.api.ports import ServingEngine
+from microbatch.core.request import SamplingParams
 
 
 class ChatCompletions:
@@ -34,10 +38,16 @@ class ChatCompletions:
         check_accepting(self._engine)
         body = parse_body(await request.body(), ChatRequest, UNSUPPORTED_CHAT)
         model = self._models.resolve(body.model)
-        refuse_tools_and_formats(body)
-        params = chat_params(body)
-        encoded = await self._engine.encode_chat(read_messages(body.messages))
+        refuse_formats(body)
+        form = answer_form(read_tools(body), self._engine.tokenizer)
+        params = form.params(chat_params(body))
+        encoded = await self._engine.encode_chat(read_messages(body.messages), chat_options(body, form))
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         envelope = Envelope("chatcmpl", "chat.completion", model, include_usage)
-        renderer = ChatRenderer(envelope, self._engine.tokenizer, params)
+        renderer = self._renderer(envelope, params, form)
         return await serve(request, self._engine, body, [encoded], params, renderer)
+
+    def _renderer(self, envelope: Envelope, params: SamplingParams, form: AnswerForm) -> ChatRenderer:
+        if form.parser is None:
+            return ChatRenderer(envelope, self._engine.tokenizer, params)
+        return PartsRenderer(envelope, self._engine.tokenizer, params, form)

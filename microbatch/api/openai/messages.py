@@ -39,6 +39,8 @@ def _read_message(message: ChatMessage, where: str) -> dict[str, object]:
         result["name"] = message.name
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
+    if thoughts := message.reasoning_content or message.reasoning:
+        result["reasoning_content"] = thoughts
     if message.tool_calls:
         result["tool_calls"] = [_read_call(call) for call in message.tool_calls]
     return result
@@ -47,6 +49,8 @@ def _read_message(message: ChatMessage, where: str) -> dict[str, object]:
 def _check_fields(message: ChatMessage, where: str) -> None:
     if message.tool_calls is not None and message.role != "assistant":
         raise InvalidRequestError(f"{where}.tool_calls: only an assistant calls tools", param=f"{where}.tool_calls")
+    if (message.reasoning or message.reasoning_content) and message.role != "assistant":
+        raise InvalidRequestError(f"{where}.reasoning: only an assistant has it", param=f"{where}.reasoning")
     if (message.tool_call_id is not None) != (message.role == "tool"):
         raise InvalidRequestError(
             f"{where}.tool_call_id: a message of a tool has it, and no other", param=f"{where}.tool_call_id"
@@ -55,7 +59,7 @@ def _check_fields(message: ChatMessage, where: str) -> None:
 
 def _read_content(message: ChatMessage, where: str) -> str:
     if message.content is None:
-        if message.tool_calls:
+        if message.tool_calls or message.reasoning or message.reasoning_content:
             return ""
         raise InvalidRequestError(f"{where} is missing", param=where)
     if isinstance(message.content, str):

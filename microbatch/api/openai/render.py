@@ -129,15 +129,7 @@ class ChatRenderer:
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         """The whole answer."""
         (output,) = outputs
-        choices: list[dict[str, object]] = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice),
-                "finish_reason": TOLD.get(choice.finish_reason),
-            }
-            for choice in output.choices
-        ]
+        choices = [self._choice(choice) for choice in output.choices]
         return self._envelope.wrap(choices, usage=usage_body([output.usage]))
 
     def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
@@ -156,6 +148,14 @@ class ChatRenderer:
     def usage_chunk(self, usages: Iterable[Usage]) -> dict[str, object]:
         """The last chunk."""
         return self._envelope.wrap([], "chat.completion.chunk", usage=usage_body(usages))
+
+    def _choice(self, choice: Choice) -> dict[str, object]:
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": self._logprobs(choice),
+            "finish_reason": TOLD.get(choice.finish_reason),
+        }
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: object = None, finish_reason: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -22,11 +22,12 @@ UNSUPPORTED_COMPLETION: Final[Mapping[str, tuple[object, ...]]] = {**UNSUPPORTED
 UNSUPPORTED_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
     **UNSUPPORTED,
     "audio": (),
+    "chat_template": (),
+    "documents": (),
     "function_call": ("none",),
     "functions": (),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -96,13 +97,15 @@ class ToolCall(Struct):
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    """One message of a conversation. The last four are what an assistant's message of this API carries besides."""
+    """One message of a conversation. The last six are what an assistant's message of this API carries besides."""
 
     role: str
     content: str | Annotated[list[dict[str, Any]], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -120,3 +123,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
