@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from microbatch.core.policies import ContinuousPolicy, WindowPolicy, make_policy
 from microbatch.core.policy import Policy
-from microbatch.core.ports import Executor, KVManager, Tokenizer
+from microbatch.core.ports import Executor, Forms, KVManager, Tokenizer
 from microbatch.core.scheduler import Scheduler
-from microbatch.engine.client import AsyncEngine, EngineParts
+from microbatch.engine.client import AsyncEngine
 from microbatch.engine.engine import EngineCore
 from microbatch.engine.loop import EngineLoop
+from microbatch.engine.parts import EngineParts
 from microbatch.errors import SetupError
 from microbatch.settings import Settings, make_settings
 
@@ -75,6 +76,8 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
     from microbatch.executor.loading import ModelSpec, load_model
     from microbatch.executor.progress import silent
     from microbatch.executor.serving import put_over_store
+    from microbatch.text.forms.matching import GuidedForms
+    from microbatch.text.forms.vocabularies import of_transformers
     from microbatch.text.tokenizer import HFTokenizer
     from microbatch_kernels.manager import PagedKVManager
 
@@ -104,10 +107,11 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         prefix_cache=prefix_cache,
         num_host_blocks=model.host.num_blocks if model.host is not None else 0,
     )
+    forms = GuidedForms(partial(of_transformers, loaded.tokenizer, model.vocab_size, loaded.eos_token_ids))
     graph_rows = settings.max_num_seqs if settings.cuda_graphs else 0
     template = settings.chat_template
     return assemble(
-        make_executor(policy, model, loaded.eos_token_ids, graph_rows=graph_rows, max_model_len=limit),
+        make_executor(policy, model, loaded.eos_token_ids, forms=forms, graph_rows=graph_rows, max_model_len=limit),
         kv,
         policy,
         HFTokenizer(loaded.tokenizer, model.vocab_size, loaded.eos_token_ids, template, settings.tool_parser),
@@ -116,6 +120,7 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         max_queue=settings.max_queue,
         queue_timeout_s=settings.queue_timeout_s,
         request_timeout_s=settings.request_timeout_s,
+        forms=forms,
         system_prompt=settings.system_prompt,
         max_num_batched_tokens=step.num_tokens if step.packed else settings.max_num_batched_tokens,
         kv_bytes_per_token=model.store.bytes_per_token,
@@ -171,7 +176,13 @@ def largest_step(policy: Policy, settings: Settings, max_model_len: int) -> Step
 
 
 def make_executor(
-    policy: Policy, model: PagedModel, eos_token_ids: Collection[int], *, graph_rows: int = 0, max_model_len: int = 0
+    policy: Policy,
+    model: PagedModel,
+    eos_token_ids: Collection[int],
+    *,
+    forms: Forms | None = None,
+    graph_rows: int = 0,
+    max_model_len: int = 0,
 ) -> Executor:
     """``model.generate`` for policies that run to completion, the packed step loop for the others: its decode steps of
     up to ``graph_rows`` rows as CUDA graphs where there can be such."""
@@ -180,9 +191,9 @@ def make_executor(
     from microbatch.executor.paged import PagedExecutor
 
     if policy.run_to_completion:
-        return GenerateExecutor(model, eos_token_ids)
+        return GenerateExecutor(model, eos_token_ids, forms)
     graphs = make_graphs(model, graph_rows, max_model_len) if graph_rows else None
-    return PagedExecutor(model, eos_token_ids, graphs)
+    return PagedExecutor(model, eos_token_ids, graphs, forms)
 
 
 def assemble(
@@ -196,6 +207,7 @@ def assemble(
     max_queue: int = 256,
     queue_timeout_s: float | None = None,
     request_timeout_s: float | None = None,
+    forms: Forms | None = None,
     system_prompt: str | None = None,
     max_num_batched_tokens: int = 2048,
     kv_bytes_per_token: int = 0,
@@ -213,6 +225,7 @@ def assemble(
         tokenizer=tokenizer,
         model_name=model_name,
         max_model_len=min(held, max_model_len),
+        forms=forms,
         system_prompt=system_prompt,
         shares_prefixes=shares_prefixes,
         queue_timeout_s=queue_timeout_s,

@@ -43,7 +43,7 @@ LAYERS = (
     Layer(LEDGER, own=LEDGER, never=CLOCK_AND_CHANCE),
     Layer(("microbatch_kernels",), own=("microbatch_kernels",), libraries=("torch", "triton")),
     Layer(("microbatch.sim",), own=(*CORE, *LEDGER)),
-    Layer(("microbatch.text",), own=(*CORE, "microbatch.text"), libraries=("jinja2", *HUGGING_FACE)),
+    Layer(("microbatch.text",), own=(*CORE, "microbatch.text"), libraries=("jinja2", "llguidance", *HUGGING_FACE)),
     Layer(
         ("microbatch.executor",),
         own=(*CORE, "microbatch.executor", "microbatch_kernels"),

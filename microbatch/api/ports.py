@@ -8,6 +8,7 @@ from typing import Protocol
 from microbatch.core.chat import ChatOptions
 from microbatch.core.ports import Tokenizer
 from microbatch.core.request import SamplingParams
+from microbatch.core.structured import StructuredOutput
 from microbatch.engine.stats import EngineStatistics, EngineStatus, Observer
 from microbatch.engine.stream import RequestStream
 
@@ -43,6 +44,10 @@ class ServingEngine(Protocol):
         self, messages: Sequence[dict[str, object]], options: ChatOptions = ChatOptions()
     ) -> list[int]:
         """Token ids of a conversation, without blocking the event loop."""
+        ...
+
+    async def check_form(self, form: StructuredOutput) -> None:
+        """Get the form of an answer ready, without blocking the event loop. Raises ``InvalidRequestError``."""
         ...
 
     def submit(

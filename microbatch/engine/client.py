@@ -5,43 +5,28 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
 from microbatch.core.chat import ChatOptions
-from microbatch.core.ports import Tokenizer
+from microbatch.core.ports import Forms, Tokenizer
 from microbatch.core.request import Request, SamplingParams
-from microbatch.engine.loop import EngineLoop
+from microbatch.core.structured import StructuredOutput
+from microbatch.engine.admission import check_prompt
 from microbatch.engine.outputs import ChoiceDelta, RequestOutput
+from microbatch.engine.parts import EngineParts
 from microbatch.engine.prefix import SharedPrefix
 from microbatch.engine.stats import EngineStatistics, EngineStatus, Observer
 from microbatch.engine.stream import RequestStream
-from microbatch.errors import ContextLengthError, InvalidRequestError, SetupError, UnavailableError
+from microbatch.errors import InvalidRequestError, SetupError, UnavailableError, UnsupportedError
 
 Message = dict[str, object]
 #: Threads that turn text into tokens: one very long prompt must not hold up the others.
 _ENCODERS = 4
 EngineT = TypeVar("EngineT", bound="AsyncEngine")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """What a running engine is made of. ``max_model_len`` bounds prompt and output together; times in seconds.
-
-    ``shares_prefixes``: whether the executor can begin behind cached K/V; if not, a system prompt is not pinned.
-    """
-
-    loop: EngineLoop
-    tokenizer: Tokenizer
-    model_name: str
-    max_model_len: int
-    system_prompt: str | None = None
-    shares_prefixes: bool = True
-    queue_timeout_s: float | None = None
-    request_timeout_s: float | None = None
 
 
 class AsyncEngine:
@@ -178,6 +163,16 @@ class AsyncEngine:
             messages = [{"role": "system", "content": parts.system_prompt}, *messages]
         return await to_thread.run_sync(parts.tokenizer.apply_chat_template, messages, options, limiter=self._encoding)
 
+    async def check_form(self, form: StructuredOutput) -> None:
+        """Get the form of an answer ready. Runs in a worker thread. Raises ``InvalidRequestError``."""
+        await to_thread.run_sync(self._forms().check, form, limiter=self._encoding)
+
+    def _forms(self) -> Forms:
+        forms = self.parts.forms
+        if forms is None:
+            raise UnsupportedError("structured output is not supported by this engine")
+        return forms
+
     # ---- requests
 
     def submit(
@@ -200,7 +195,9 @@ class AsyncEngine:
         """
         parts, params = self.parts, params or SamplingParams()
         loop, now = parts.loop, self.parts.loop.clock()
-        self._check_prompt(prompt_token_ids, params)
+        check_prompt(parts, prompt_token_ids, params)
+        if params.structured_output is not None:
+            self._forms().check(params.structured_output)  # at hand after ``check_form``, or else compiled now
         seconds = parts.request_timeout_s if deadline_s is None else deadline_s
         patience = parts.queue_timeout_s
         if pin_prompt:  # not a client's request: nobody waits for it but the start
@@ -233,7 +230,7 @@ class AsyncEngine:
         **options: Any,
     ) -> RequestOutput:
         """The whole answer to a text, to token ids or to a conversation; ``options`` as for ``submit``."""
-        token_ids = await self._prompt(prompt, messages)
+        token_ids = await self._prompt(prompt, messages, params)
         async with self.submit(token_ids, params, **options) as stream:
             return await stream.collect()
 
@@ -246,44 +243,25 @@ class AsyncEngine:
         **options: Any,
     ) -> AsyncIterator[ChoiceDelta]:
         """The answer piece by piece; leaving the iteration aborts the request."""
-        token_ids = await self._prompt(prompt, messages)
+        token_ids = await self._prompt(prompt, messages, params)
         async with self.submit(token_ids, params, **options) as stream:
             async for delta in stream:
                 yield delta
 
     async def _prompt(
-        self, prompt: str | SequenceABC[int] | None, messages: SequenceABC[Message] | None
+        self,
+        prompt: str | SequenceABC[int] | None,
+        messages: SequenceABC[Message] | None,
+        params: SamplingParams | None,
     ) -> SequenceABC[int]:
+        if params is not None and params.structured_output is not None:
+            await self.check_form(params.structured_output)
         if (prompt is None) == (messages is None):
             raise InvalidRequestError("give either a prompt or messages", param="prompt")
         if messages is not None:
             return await self.encode_chat(messages)
         assert prompt is not None
         return await self.encode(prompt) if isinstance(prompt, str) else prompt
-
-    def _check_prompt(self, token_ids: SequenceABC[int], params: SamplingParams) -> None:
-        parts, vocab_size = self.parts, self.parts.tokenizer.vocab_size
-        if not token_ids:
-            raise InvalidRequestError("the prompt has no tokens", param="prompt")
-        if not all(isinstance(i, int) for i in token_ids):
-            raise InvalidRequestError("token ids must be whole numbers", param="prompt")
-        if len(token_ids) >= parts.max_model_len:
-            parts.loop.core.observers.request_rejected("context_length")
-            raise ContextLengthError(
-                f"the prompt has {len(token_ids)} tokens; the context of {parts.max_model_len} tokens must hold it"
-                " and at least one more",
-                param="prompt",
-            )
-        for name, ids in (
-            ("prompt", token_ids),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-                bad = next(i for i in ids if not 0 <= i < vocab_size)
-                raise InvalidRequestError(
-                    f"token id {bad} in {name} is outside the vocabulary (0 to {vocab_size - 1})", param=name
-                )
 
     def __repr__(self) -> str:
         return f"<AsyncEngine {self.model_name!r} {self.status.state}>"

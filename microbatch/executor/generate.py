@@ -21,9 +21,7 @@ from microbatch.executor.run import BatchEnded, GenerateRun, PagedModel
 class GenerateExecutor:
     """Implements ``core.ports.Executor`` for policies that run to completion."""
 
-    def __init__(
-        self, model: PagedModel, eos_token_ids: Collection[int] = (), forms: Forms | None = None
-    ) -> None:
+    def __init__(self, model: PagedModel, eos_token_ids: Collection[int] = (), forms: Forms | None = None) -> None:
         self._model = model
         self._forms = forms
         self._eos = frozenset(eos_token_ids)

@@ -10,6 +10,7 @@ import torch
 from microbatch.core.plan import Admitted, TokenLogprobs
 from microbatch.core.ports import FormMatcher, Forms
 from microbatch.core.request import SamplingParams
+from microbatch.errors import ExecutionError
 from microbatch.executor import vocabulary
 from microbatch.executor.draws import Draws
 from microbatch.executor.filters import Filters
@@ -132,8 +133,12 @@ class Sampler:
             if not finite[row]:
                 sampled.errors[seq_id] = "the model gave logits that are not numbers for this request"
                 continue
+            try:
+                state.append(token_id)
+            except ExecutionError as error:  # the form of this answer; the others go on
+                sampled.errors[seq_id] = error.message
+                continue
             sampled.token_ids[seq_id] = token_id
-            state.append(token_id)
             if row in logprobs:
                 sampled.logprobs[seq_id] = logprobs[row]
         return sampled

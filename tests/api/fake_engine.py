@@ -12,10 +12,15 @@ from microbatch.core.chat import ChatOptions
 from microbatch.core.plan import Delta, TokenLogprobs
 from microbatch.core.ports import Tokenizer
 from microbatch.core.request import FinishReason, Request, SamplingParams
+from microbatch.core.structured import StructuredOutput
 from microbatch.engine.stats import EngineStatistics, EngineStatus, Observer
 from microbatch.engine.stream import RequestStream
 from microbatch.errors import ContextLengthError, MicrobatchError, UnavailableError
 from microbatch.text.bytes_tokenizer import ByteTokenizer
+from microbatch.text.forms.matching import GuidedForms
+from microbatch.text.forms.vocabularies import of_tokens
+
+_FORMS = GuidedForms(lambda: of_tokens(ByteTokenizer()))
 
 
 @dataclass
@@ -61,6 +66,10 @@ class FakeEngine:
         await asyncio.sleep(0)
         self.messages, self.options = list(messages), options
         return self.tokenizer.apply_chat_template(messages, options)
+
+    async def check_form(self, form: StructuredOutput) -> None:
+        await asyncio.sleep(0)
+        _FORMS.check(form)
 
     def submit(
         self,

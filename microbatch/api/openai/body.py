@@ -15,7 +15,16 @@ from microbatch.errors import InvalidRequestError, UnsupportedError
 T = TypeVar("T", bound=msgspec.Struct)
 
 #: Fields whose objects a client could fill with two values for one key. Prompts have none.
-_NESTED: Final = ("messages", "logit_bias", "stream_options", "tools", "tool_choice", "chat_template_kwargs")
+_NESTED: Final = (
+    "messages",
+    "logit_bias",
+    "stream_options",
+    "response_format",
+    "structured_outputs",
+    "tools",
+    "tool_choice",
+    "chat_template_kwargs",
+)
 _BOM: Final = b"\xef\xbb\xbf"
 _PATH: Final = re.compile(r"(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?", re.DOTALL)
 _KEY: Final = re.compile(rb'\s*[{,]\s*("(?:[^"\\]+|\\.)*")\s*:\s*', re.DOTALL)

@@ -10,6 +10,7 @@ from microbatch.api.health import check_accepting
 from microbatch.api.openai.answer_form import AnswerForm, answer_form
 from microbatch.api.openai.body import parse_body
 from microbatch.api.openai.chat_options import chat_options
+from microbatch.api.openai.formats import check_form
 from microbatch.api.openai.messages import read_messages
 from microbatch.api.openai.models import ServedModels
 from microbatch.api.openai.params import chat_params
@@ -17,7 +18,7 @@ from microbatch.api.openai.parts_render import PartsRenderer
 from microbatch.api.openai.render import ChatRenderer, Envelope
 from microbatch.api.openai.schema import UNSUPPORTED_CHAT, ChatRequest
 from microbatch.api.openai.serve import serve
-from microbatch.api.openai.tools import read_tools, refuse_formats
+from microbatch.api.openai.tools import read_tools
 from microbatch.api.ports import ServingEngine
 from microbatch.core.request import SamplingParams
 
@@ -38,9 +39,9 @@ class ChatCompletions:
         check_accepting(self._engine)
         body = parse_body(await request.body(), ChatRequest, UNSUPPORTED_CHAT)
         model = self._models.resolve(body.model)
-        refuse_formats(body)
         form = answer_form(read_tools(body), self._engine.tokenizer)
         params = form.params(chat_params(body))
+        await check_form(self._engine, params, body)
         encoded = await self._engine.encode_chat(read_messages(body.messages), chat_options(body, form))
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         envelope = Envelope("chatcmpl", "chat.completion", model, include_usage)

@@ -8,6 +8,7 @@ from starlette.routing import Route
 
 from microbatch.api.health import check_accepting
 from microbatch.api.openai.body import parse_body
+from microbatch.api.openai.formats import check_form
 from microbatch.api.openai.models import ServedModels
 from microbatch.api.openai.params import completion_params
 from microbatch.api.openai.prompts import PromptRules, encode_prompts, read_prompts
@@ -35,6 +36,7 @@ class Completions:
         body = parse_body(await request.body(), CompletionRequest, UNSUPPORTED_COMPLETION)
         model = self._models.resolve(body.model)
         params = completion_params(body)
+        await check_form(self._engine, params, body)
         tokenizer = self._engine.tokenizer
         prompts = read_prompts(
             body.prompt, PromptRules(self._max_prompts, tokenizer.vocab_size, self._engine.max_model_len)

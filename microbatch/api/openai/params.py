@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from microbatch.api.errors import quote
+from microbatch.api.openai.formats import read_format
 from microbatch.api.openai.schema import ChatRequest, CompletionRequest, SamplingFields
 from microbatch.core.request import MAX_LOGIT_BIAS, SamplingParams
 from microbatch.errors import InvalidRequestError, UnsupportedError
@@ -74,6 +75,7 @@ def _params(body: SamplingFields, *, max_tokens: int | None, logprobs: int | Non
         stop=stop,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias or {}),
+        structured_output=read_format(body),
         **given,
     )
 

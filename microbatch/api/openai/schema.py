@@ -16,7 +16,6 @@ MAX_METADATA: Final = 16
 UNSUPPORTED: Final[Mapping[str, tuple[object, ...]]] = {
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "structured_outputs": (),
 }
 UNSUPPORTED_COMPLETION: Final[Mapping[str, tuple[object, ...]]] = {**UNSUPPORTED, "suffix": ("",)}
 UNSUPPORTED_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
@@ -56,6 +55,7 @@ class SamplingFields(Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -64,6 +64,7 @@ class SamplingFields(Struct, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    structured_outputs: dict[str, Any] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
 
     user: str | None = None
@@ -119,7 +120,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

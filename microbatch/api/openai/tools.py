@@ -130,27 +130,3 @@ def _check_fields(value: Mapping[str, Any], known: Sequence[str], where: str) ->
 
 def _error(where: str, what: str) -> InvalidRequestError:
     return InvalidRequestError(f"{where} {what}" if what.startswith("must") else f"{where}: {what}", param=where)
-
-
-def refuse_formats(body: ChatRequest) -> None:
-    """Raise ``InvalidRequestError`` for a malformed format, ``UnsupportedError`` for one that asks for something."""
-    if body.response_format is not None:
-        _check_format(body.response_format)
-
-
-def _check_format(response_format: Mapping[str, Any]) -> None:
-    kind = response_format.get("type")
-    if kind == "text":
-        return
-    if kind == "json_schema":
-        schema = response_format.get("json_schema")
-        if not isinstance(schema, dict) or not isinstance(schema.get("name"), str):
-            raise InvalidRequestError("response_format.json_schema must have a name", param="response_format")
-        if not isinstance(schema.get("schema"), dict):
-            raise InvalidRequestError("response_format.json_schema.schema must be an object", param="response_format")
-    elif kind != "json_object":
-        raise InvalidRequestError(
-            f"response_format.type must be 'text', 'json_object' or 'json_schema', got {quote(str(kind))}",
-            param="response_format",
-        )
-    raise UnsupportedError(f"response_format {kind} is not supported by this server", param="response_format")

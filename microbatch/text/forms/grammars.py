@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from llguidance import LLMatcher, gbnf_to_lark
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from microbatch.core.structured import StructuredOutput
 from microbatch.errors import InvalidRequestError
@@ -18,8 +19,8 @@ from microbatch.errors import InvalidRequestError
 MAX_TEXT: Final = 64 * 1024
 MAX_DEPTH: Final = 64
 MAX_CHOICES: Final = 1024
-#: As ``json.dumps`` writes it, which models have read most; free white space lets a small model fill its answer with it.
-_WHITE_SPACE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+#: As ``json.dumps`` writes it, which models have read most; free white space lets a small model fill answers with it.
+_WHITE_SPACE: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 #: Where a schema holds other schemas: one, a list of them, or an object of them.
 _ONE: Final = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains")
 _LISTS: Final = ("prefixItems", "anyOf", "allOf", "oneOf", "items")
@@ -67,7 +68,7 @@ def _of_grammar(text: str, validate: Validate) -> str:
     if "::=" in text:
         try:
             text = gbnf_to_lark(text)
-        except Exception as error:  # its reader has no error of its own
+        except GbnfToLarkError as error:
             raise InvalidRequestError(f"the grammar is not valid GBNF: {_first_line(str(error))}") from error
     grammar: str = LLMatcher.grammar_from_lark(text)
     if problem := validate(grammar):

@@ -28,7 +28,9 @@ class GuidedMatcher:
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Go on behind these tokens. Raises ``ExecutionError`` when the form does not allow them."""
-        if not self.raw.is_stopped() and not self.raw.consume_tokens(list(token_ids)):
+        if self.raw.is_stopped() and not self.raw.is_error():
+            return  # at the end of the form; what comes now is an end token
+        if not self.raw.consume_tokens(list(token_ids)):
             raise ExecutionError(f"the answer has left its form: {self.raw.get_error().partition(chr(10))[0]}")
 
 

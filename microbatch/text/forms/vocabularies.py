@@ -31,7 +31,7 @@ class _Listed:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_id = min(tokenizer.eos_token_ids)
+        self.eos_token_id = _eos(tokenizer.eos_token_ids)[0]
         self.bos_token_id = None
         self.tokens = [tokenizer.token_text(i)[1] for i in range(tokenizer.vocab_size)]
         shown = [bool(tokenizer.decode([i])) for i in range(tokenizer.vocab_size)]
