@@ -19,13 +19,12 @@ ON_BOTH = pytest.mark.parametrize("path", BOTH)
 NULLABLE = (
     "max_tokens temperature top_p n stop seed stream stream_options logit_bias logprobs presence_penalty"
     " frequency_penalty top_k min_p repetition_penalty stop_token_ids ignore_eos min_tokens priority cache_salt"
-    " user metadata store service_tier structured_outputs some_unknown_field"
+    " user metadata store service_tier structured_outputs response_format some_unknown_field"
 ).split()
 NULLABLE_OWN = {
     COMPLETIONS: ["echo", "best_of", "suffix"],
     CHAT: (
-        "max_completion_tokens top_logprobs tools tool_choice response_format functions function_call"
-        " parallel_tool_calls modalities"
+        "max_completion_tokens top_logprobs tools tool_choice functions function_call" " parallel_tool_calls modalities"
     ).split(),
 }
 
@@ -62,7 +61,20 @@ WRONG: list[tuple[str, list[Any]]] = [
     ("user", [5]),
     ("store", [True]),
     ("service_tier", ["flex", 5]),
-    ("structured_outputs", [{"regex": "a"}]),
+    (
+        "structured_outputs",
+        [5, "x", [], {}, {"regex": "a", "choice": ["b"]}, {"regex": ""}, {"regex": 5}, {"xml": "a"}],
+    ),
+    ("structured_outputs", [{"json": 5}, {"json_object": "yes"}, {"choice": "a"}, {"choice": []}, {"regex": "("}]),
+    ("response_format", [5, "json", [], {}, {"type": "x"}, {"type": "json_schema"}, {"type": "json_object", "x": 1}]),
+    (
+        "response_format",
+        [{"type": "json_schema", "json_schema": s} for s in ("x", {}, {"name": 5}, {"name": "a", "x": 1})],
+    ),
+    (
+        "response_format",
+        [{"type": "json_schema", "json_schema": {"name": "a", "schema": s}} for s in (5, {"type": "x"})],
+    ),
     ("nonsense", [1, "x", {}, [], False]),
 ]
 WRONG_COMPLETION: list[tuple[str, list[Any]]] = [
