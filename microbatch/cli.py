@@ -77,7 +77,7 @@ def _serve(config: str | None = None, **flags: Any) -> int:
 
     prefer_passive_waiting()
     settings = resolve_settings(flags, os.environ, config)
-    configure_logging(settings.log_level, as_json=settings.log_json, secrets=settings.api_keys())
+    configure_logging(settings.log_level, as_json=settings.log_json, secrets=settings.api_keys().values())
     source = preflight(settings)
     with _progress(logging.getLogger("microbatch").info) as progress:
         files = fetch(source, default_home(), progress)

@@ -12,6 +12,7 @@ and nothing else knows HTTP:
         - ModelNotFoundError             404 not_found_error, code model_not_found
       + PayloadTooLargeError             413 invalid_request_error, code payload_too_large
       + QueueFullError                   429 rate_limit_error, code queue_full (retry_after)
+      + RateLimitError                   429 rate_limit_error, code rate_limit_exceeded (retry_after)
       + UnavailableError                 503 service_unavailable
         - DrainingError                  503 service_unavailable, code draining
         - EngineDeadError                503 service_unavailable, code engine_dead
@@ -41,6 +42,7 @@ __all__ = [
     "PayloadTooLargeError",
     "QueueDeadlineError",
     "QueueFullError",
+    "RateLimitError",
     "SetupError",
     "UnavailableError",
     "UnsupportedError",
@@ -119,6 +121,14 @@ class QueueFullError(MicrobatchError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
+
+
+class RateLimitError(MicrobatchError):
+    """The client has had its requests or tokens of this minute."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
 
 
 class UnavailableError(MicrobatchError):

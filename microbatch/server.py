@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import uvicorn
 
 from microbatch.api.app import create_app
+from microbatch.api.rates import RateLimiter
+from microbatch.api.request_limits import RequestLimits
 from microbatch.errors import MicrobatchError, SetupError
 from microbatch.settings import Settings
 from microbatch.wiring import Engine
@@ -29,7 +31,15 @@ def run_server(settings: Settings) -> int:
     a signal ends the process.
     """
     engine = Engine.of(settings)
-    app = create_app(engine, api_keys=settings.api_keys(), served_model_names=settings.served_model_name)
+    app = create_app(
+        engine,
+        api_keys=settings.api_keys(),
+        served_model_names=settings.served_model_name,
+        max_body_bytes=settings.max_body_mb * 2**20,
+        limits=RequestLimits(settings.max_n, settings.max_stop),
+        rates=RateLimiter(settings.rate_limit_requests, settings.rate_limit_tokens),
+        cors_origins=settings.cors_origin,
+    )
     config = uvicorn.Config(
         app,
         host=settings.host,

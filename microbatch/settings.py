@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from microbatch.errors import SetupError
+from microbatch.key_file import add_key_file, check_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,21 @@ class Settings:
         "KEY",
         secret=True,
     )
-    api_key_file: str | None = _row(None, "File with one key a line; blank lines and # lines do not count.", "FILE")
+    api_key_file: str | None = _row(
+        None, "File with one key a line, or 'name: key'; blank lines and # lines do not count.", "FILE"
+    )
+    rate_limit_requests: int | None = _row(
+        None, "Most requests a minute of one API key, or of one address where there are no keys.", "N", minimum=1
+    )
+    rate_limit_tokens: int | None = _row(
+        None, "Most tokens a minute, of prompts and answers, of one API key or address.", "N", minimum=1
+    )
+    max_n: int = _row(128, "Most choices of one request.", "N", minimum=1, maximum=128)
+    max_stop: int = _row(16, "Most stop texts of one request.", "N", minimum=1, maximum=16)
+    max_body_mb: int = _row(8, "Largest body of a request, in MiB.", "N", minimum=1, maximum=1024)
+    cors_origin: tuple[str, ...] = _row(
+        (), "Web origin whose pages may call the API; * for all. May be repeated.", "ORIGIN"
+    )
     policy: str = _row("window", "Batching policy; `microbatch policies` lists them.", "NAME")
     policy_arg: tuple[str, ...] = _row((), "Argument of the policy. May be repeated.", "NAME=VALUE")
     max_batch_size: int = _row(8, "Most requests in a batch.", "N", minimum=1)
@@ -175,18 +190,13 @@ class Settings:
             arguments[name] = _number(value)
         return arguments
 
-    def api_keys(self) -> tuple[str, ...]:
-        """The keys given directly and those of ``api_key_file``, each once. Reads the file."""
-        keys = list(self.api_key)
+    def api_keys(self) -> dict[str, str]:
+        """The keys given directly and those of ``api_key_file`` by the names of their clients. Reads the file."""
+        keys = {f"key-{index}": key for index, key in enumerate(dict.fromkeys(self.api_key))}
         if self.api_key_file is not None:
-            lines = [line.strip() for line in read_text(self.api_key_file, "api_key_file").splitlines()]
-            from_file = [line for line in lines if line and not line.startswith("#")]
-            if not from_file:
-                raise SetupError(f"api_key_file {self.api_key_file} holds no key")
-            keys += from_file
-        if any(not key or not key.isprintable() or " " in key for key in keys):
-            raise SetupError("an API key must be of printable characters without spaces, and not empty")
-        return tuple(dict.fromkeys(keys))
+            add_key_file(keys, read_text(self.api_key_file, "api_key_file"), self.api_key_file)
+        check_keys(keys)
+        return keys
 
 
 def make_settings(values: Mapping[str, Any]) -> Settings:

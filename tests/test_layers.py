@@ -33,7 +33,7 @@ class Layer:
 
 
 CORE = ("microbatch.core", "microbatch.errors")
-SETTINGS = ("microbatch.settings", "microbatch.settings_sources")
+SETTINGS = ("microbatch.key_file", "microbatch.settings", "microbatch.settings_sources")
 TOP = ("__init__", "__main__", "cli", "deploy", "diagnosis", "llm", "logs", "progress", "server", "startup", "wiring")
 HUGGING_FACE = ("accelerate", "bitsandbytes", "gguf", "huggingface_hub", "safetensors", "tokenizers", "transformers")
 

@@ -72,6 +72,10 @@ class PagedKVManager:
         """
         return len(self._pool.match(token_ids, salt)) * self._block_size
 
+    def num_pinned_tokens(self, token_ids: Sequence[int], salt: str = "") -> int:
+        """Leading tokens of a prompt that lie in pinned blocks; as ``match_prefix``, below ``len(token_ids)``."""
+        return len(self._pool.match(token_ids, salt, pinned_only=True)) * self._block_size if self._pins else 0
+
     def max_num_tokens(self, token_ids: Sequence[int] = (), salt: str = "") -> int:
         """The most tokens that a sequence with this prompt can hold when it is alone: all but the pins of others.
 

@@ -39,10 +39,11 @@ class AccessLog:
             level = logging.DEBUG if route_path(scope) in OPEN_PATHS else logging.INFO
             logger.log(
                 level,
-                "%s %s %s %.0f ms id=%s",
+                "%s %s %s %.0f ms client=%s id=%s",
                 scope["method"],
                 quote(scope["path"]),
                 status or "closed",
                 (time.perf_counter() - begin) * 1000,
+                scope.get("state", {}).get("client", "-"),
                 scope.get("state", {}).get("request_id", "-"),
             )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from microbatch.api.access_log import AccessLog
 from microbatch.api.auth import RequireKey
+from microbatch.api.counting import CountRequests
 from microbatch.api.disconnect import ClientGone
 from microbatch.api.errors import CatchErrors, on_client_gone, on_http_exception, on_microbatch_error
 from microbatch.api.health import Health
@@ -20,26 +23,36 @@ from microbatch.api.openai.chat import ChatCompletions
 from microbatch.api.openai.completions import Completions
 from microbatch.api.openai.models import Models, ServedModels
 from microbatch.api.ports import ServingEngine
+from microbatch.api.rates import RateLimiter
 from microbatch.api.request_id import RequestId
+from microbatch.api.request_limits import RequestLimits
 from microbatch.errors import MicrobatchError
 
 
 def create_app(
     engine: ServingEngine,
     *,
-    api_keys: Sequence[str] = (),
+    api_keys: Sequence[str] | Mapping[str, str] = (),
     served_model_names: Sequence[str] = (),
     max_body_bytes: int = 8 * 2**20,
     max_prompts: int = 128,
+    limits: RequestLimits = RequestLimits(),
+    rates: RateLimiter | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> Starlette:
     """An application that serves ``engine``, alone or mounted in another one; it needs no lifespan.
 
-    With ``api_keys`` every path but ``/health`` and ``/ready`` wants one of them. ``served_model_names`` replace the
-    engine's own name; the first is the main one. ``max_prompts`` bounds the prompts of one completions request.
+    With ``api_keys``, or keys by the names of their clients, every path but ``/health`` and ``/ready`` wants one of
+    them. Pages of ``cors_origins`` may call the API from a browser; ``*`` stands for all. ``served_model_names``
+    replace the engine's own name; the first is the main one. ``max_prompts`` bounds the prompts of one completions
+    request.
     """
     models = ServedModels(engine, served_model_names)
     metrics = EngineMetrics(engine)
+    rates = rates or RateLimiter()
+    rates.refused = partial(metrics.request_rejected, "rate_limit")
     engine.add_observer(metrics)
+    engine.add_observer(rates)
     parts = (
         Health(engine),
         metrics,
@@ -47,13 +60,16 @@ def create_app(
         Completions(engine, models, max_prompts),
         ChatCompletions(engine, models),
     )
+    routes = [route for part in parts for route in part.routes()]
     app = Starlette(
-        routes=[route for part in parts for route in part.routes()],
+        routes=routes,
         middleware=[
+            *_cors(cors_origins),
             Middleware(RequestId),
+            Middleware(CountRequests, count=metrics.http_request, routes=routes),
             Middleware(AccessLog),
             Middleware(CatchErrors),
-            Middleware(RequireKey, keys=tuple(api_keys)),
+            Middleware(RequireKey, keys=api_keys),
             Middleware(LimitBody, max_bytes=max_body_bytes),
         ],
         exception_handlers={
@@ -63,5 +79,21 @@ def create_app(
             ClientGone: on_client_gone,
         },
     )
+    app.state.limits, app.state.rates = limits, rates
     app.router.redirect_slashes = False  # a redirect is not an error body, and clients drop their key on the way
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Outermost, so that refusals can be read by the page too, and a preflight, which carries no key, is answered."""
+    if not origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,14 +18,17 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 class RequireKey:
     """ASGI middleware: answers 401 unless the request carries one of the keys. Without keys everything is open.
 
-    ``scope["state"]["client"]`` names the key by its place in the list, for policies that are fair between clients.
+    ``keys`` by the name of the client that has them: ``scope["state"]["client"]``, for logs, for rates and for policies
+    that are fair between clients. Keys without names are called by their place, ``key-0``.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str] = ()) -> None:
-        if not all(keys):
+    def __init__(self, app: ASGIApp, keys: Sequence[str] | Mapping[str, str] = ()) -> None:
+        named = keys if isinstance(keys, Mapping) else {f"key-{index}": key for index, key in enumerate(keys)}
+        if not all(named.values()):
             raise SetupError("an API key must not be empty")
         self.app = app
-        self._keys = [key.encode("utf-8") for key in keys]
+        self._names = list(named)
+        self._keys = [key.encode("utf-8") for key in named.values()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or not self._keys or route_path(scope) in OPEN_PATHS:
@@ -46,7 +49,7 @@ class RequireKey:
         token = _bearer_token(scope)
         # Compared as bytes: compare_digest refuses text that is not ASCII.
         matches = [hmac.compare_digest(token, key) for key in self._keys]
-        return f"key-{matches.index(True)}" if any(matches) else None
+        return self._names[matches.index(True)] if any(matches) else None
 
 
 def _bearer_token(scope: Scope) -> bytes:

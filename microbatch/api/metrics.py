@@ -23,7 +23,7 @@ TOKEN_SECONDS: Final = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RATIOS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 CLOSE_REASONS: Final = ("size", "window", "idle", "memory", "drain")
-REJECTIONS: Final = ("queue_full", "context_length", "draining", "dead")
+REJECTIONS: Final = ("queue_full", "context_length", "draining", "dead", "rate_limit")
 
 
 class EngineMetrics(Observer):
@@ -36,6 +36,12 @@ class EngineMetrics(Observer):
         self._generation_tokens = self._counter("generation_tokens", "Tokens generated, end tokens included.")
         self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens whose K/V was found in the prefix cache.")
+        self._saved = self._counter(
+            "prefix_tokens_saved", "Prompt tokens that were not computed: declared prefixes, all others.", "prefix"
+        )
+        self._forked = self._counter("forked_tokens", "Prompt tokens that choices took over from the first one.")
+        self._swapped = self._counter("swapped_blocks", "K/V blocks copied to host memory and back.", "direction")
+        self._http = self._counter("http_requests", "HTTP requests by route and status.", "route", "status")
         self._preemptions = self._counter(
             "num_preemptions", "Sequences that lost their K/V blocks and were recomputed."
         )
@@ -91,10 +97,25 @@ class EngineMetrics(Observer):
         """Count preempted sequences."""
         self._preemptions.inc(count)
 
-    def prefix_lookup(self, query_tokens: int, hit_tokens: int) -> None:
+    def prefix_lookup(self, query_tokens: int, hit_tokens: int, pinned_tokens: int) -> None:
         """Count tokens looked up and found."""
         self._queries.inc(query_tokens)
         self._hits.inc(hit_tokens)
+        self._saved.labels("declared").inc(pinned_tokens)
+        self._saved.labels("other").inc(hit_tokens - pinned_tokens)
+
+    def blocks_swapped(self, out: int, back: int) -> None:
+        """Count blocks."""
+        self._swapped.labels("out").inc(out)
+        self._swapped.labels("in").inc(back)
+
+    def prompt_forked(self, tokens: int) -> None:
+        """Count tokens."""
+        self._forked.inc(tokens)
+
+    def http_request(self, route: str, status: int) -> None:
+        """Count an HTTP request."""
+        self._http.labels(route, str(status)).inc()
 
     def routes(self) -> list[Route]:
         """The metrics page."""
@@ -118,6 +139,10 @@ class EngineMetrics(Observer):
             self._closed.labels(name)
         for name in REJECTIONS:
             self._rejected.labels(name)
+        for name in ("declared", "other"):
+            self._saved.labels(name)
+        for name in ("out", "in"):
+            self._swapped.labels(name)
 
 
 class _Gauges(Collector):
@@ -134,6 +159,9 @@ class _Gauges(Collector):
         yield _gauge("num_requests_running", "Sequences in the running batch.", now.num_running)
         yield _gauge("num_requests_waiting", "Sequences that wait.", now.num_waiting)
         yield _gauge("kv_cache_usage_perc", "Share of the K/V blocks in use, 0 to 1.", now.kv_cache_usage)
+        yield _gauge(
+            "kv_fragmentation_ratio", "Share of slots in used K/V blocks without a token, 0 to 1.", now.kv_fragmentation
+        )
         yield _gauge("kv_cache_bytes", "Bytes of all K/V blocks.", now.kv_cache_bytes)
         yield _gauge("kv_cache_bytes_per_token", "Bytes of one token's K/V.", now.kv_bytes_per_token)
 

@@ -68,6 +68,10 @@ class ServingEngine(Protocol):
         """Numbers of this moment."""
         ...
 
+    def note_rejection(self, reason: str) -> None:
+        """Tell the observers of a request that was refused before ``submit``."""
+        ...
+
     def add_observer(self, observer: Observer) -> None:
         """Tell ``observer`` of everything that happens from now on."""
         ...

@@ -104,6 +104,10 @@ class KVManager(Protocol):
         """Keep the full blocks of a prefix, which must be cached now, until the manager is told to unpin the result."""
         ...
 
+    def num_pinned_tokens(self, token_ids: SequenceABC[int], salt: str = "") -> int:
+        """Leading tokens of a prompt that lie in pinned blocks."""
+        ...
+
     def max_num_tokens(self, token_ids: SequenceABC[int] = (), salt: str = "") -> int:
         """The most tokens that a sequence with this prompt can hold when it is alone."""
         ...

@@ -67,6 +67,7 @@ class Residents:
         if not sequence.num_swapped_tokens:
             self._counters.prefix_query_tokens += len(tokens)
             self._counters.prefix_hit_tokens += cached
+            self._counters.pinned_hit_tokens += min(cached, kv.num_pinned_tokens(tokens, sequence.request.cache_salt))
             return cached
         swapped = kv.swap_in(seq_id)
         sequence.num_swapped_tokens = 0

@@ -175,6 +175,13 @@ class Scheduler:
         return len(self.running)
 
     @property
+    def kv_fragmentation(self) -> float:
+        """Share of the slots in the blocks that are in use which hold no token's K/V, 0 to 1."""
+        used = (self.kv.num_blocks - self.kv.num_free_blocks) * self.kv.block_size
+        empty = sum(s.num_slots - s.num_computed_tokens for s in self.running)
+        return min(1.0, empty / used) if used else 0.0  # choices that share a block count it each
+
+    @property
     def idle(self) -> bool:
         """Nothing waits, nothing runs and the executor has been told of every end."""
         return not self.running and not self.waiting and not self._residents.has_released

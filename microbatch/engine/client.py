@@ -143,6 +143,10 @@ class AsyncEngine:
         loop = self.parts.loop
         return loop.core.statistics(loop.num_inbox, loop.max_queue)
 
+    def note_rejection(self, reason: str) -> None:
+        """Tell the observers of a request that was refused before ``submit``."""
+        self.parts.loop.core.observers.request_rejected(reason)
+
     def add_observer(self, observer: Observer) -> None:
         """Tell ``observer`` of everything that happens from now on."""
         self._observers.append(observer)

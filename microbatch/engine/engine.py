@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from microbatch.core.counters import SchedulerCounters
 from microbatch.core.plan import Delta, StepPlan, StepResult
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.scheduler import Scheduler
@@ -48,7 +49,7 @@ class EngineCore:
         self._prefilling: dict[int, int] = {}
         self._news: list[tuple[float, list[Delta]]] = []
         self._told: list[RequestStream] = []
-        self._seen = (0, 0, 0)
+        self._seen = SchedulerCounters()
         #: Requests that were accepted and have not ended.
         self.request_ids: set[str] = set()
         self._batch_began: float | None = None
@@ -141,6 +142,7 @@ class EngineCore:
             max_queue=max_queue,
             kv_bytes_per_token=self._kv_bytes_per_token,
             kv_cache_bytes=self._kv_bytes_per_token * scheduler.kv.block_size * total,
+            kv_fragmentation=scheduler.kv_fragmentation,
         )
 
     def _prompt_tokens(self, plan: StepPlan) -> int:
@@ -213,18 +215,22 @@ class EngineCore:
     def _record(self, sequence: Sequence, stream: RequestStream) -> None:
         self.request_ids.discard(stream.request_id)
         reason = FinishReason.ERROR if stream.error is not None else sequence.finish_reason or FinishReason.ERROR
-        record = RequestRecord.make(reason, stream.usage(), stream.timings(), stream.request.params.n)
+        record = RequestRecord.make(stream.request, reason, stream.usage(), stream.timings())
         self.observers.request_finished(record)
 
     def _report_counters(self) -> None:
         counters = self.scheduler.counters
-        seen = (counters.num_preemptions, counters.prefix_query_tokens, counters.prefix_hit_tokens)
-        preemptions, queries, hits = (a - b for a, b in zip(seen, self._seen, strict=True))
-        self._seen = seen
-        if preemptions:
-            self.observers.preempted(preemptions)
-        if queries:
-            self.observers.prefix_lookup(queries, hits)
+        if counters == self._seen:
+            return
+        new, self._seen = counters.since(self._seen), replace(counters)
+        if new.num_preemptions:
+            self.observers.preempted(new.num_preemptions)
+        if new.prefix_query_tokens:
+            self.observers.prefix_lookup(new.prefix_query_tokens, new.prefix_hit_tokens, new.pinned_hit_tokens)
+        if new.swapped_out_blocks or new.swapped_in_blocks:
+            self.observers.blocks_swapped(new.swapped_out_blocks, new.swapped_in_blocks)
+        if new.forked_tokens:
+            self.observers.prompt_forked(new.forked_tokens)
 
     def __repr__(self) -> str:
         return f"<EngineCore {len(self._live)} sequences {self.scheduler!r}>"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from microbatch.core.request import FinishReason
+from microbatch.core.request import FinishReason, Request
 from microbatch.engine.outputs import Timings, Usage
 
 
@@ -42,6 +42,8 @@ class EngineStatistics(NamedTuple):
     kv_bytes_per_token: int = 0
     #: bytes of all blocks
     kv_cache_bytes: int = 0
+    #: share of the slots in blocks that are in use which hold no token, 0 to 1
+    kv_fragmentation: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class RequestRecord:
     """A request that has ended. Times in seconds, as in ``Timings``; ``tpot_s`` = (e2e - ttft) / (n - 1), None below
     2."""
 
+    request_id: str
+    client: str
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
@@ -59,13 +63,15 @@ class RequestRecord:
     tpot_s: float | None
 
     @classmethod
-    def make(cls, reason: FinishReason, usage: Usage, timings: Timings, choices: int = 1) -> RequestRecord:
+    def make(cls, request: Request, reason: FinishReason, usage: Usage, timings: Timings) -> RequestRecord:
         """From what a stream knows at its end. With several choices, n is the mean number of tokens of one."""
-        tokens = usage.completion_tokens / choices
+        tokens = usage.completion_tokens / request.params.n
         tpot = None
         if timings.e2e is not None and timings.ttft is not None and tokens >= 2:
             tpot = (timings.e2e - timings.ttft) / (tokens - 1)
         return cls(
+            request.request_id,
+            request.client,
             reason.value,
             usage.prompt_tokens,
             usage.completion_tokens,
@@ -98,8 +104,15 @@ class Observer:
     def preempted(self, count: int) -> None:
         """Sequences lost their blocks and will be computed again."""
 
-    def prefix_lookup(self, query_tokens: int, hit_tokens: int) -> None:
-        """Prompts of ``query_tokens`` in all were looked up, ``hit_tokens`` of them were cached."""
+    def prefix_lookup(self, query_tokens: int, hit_tokens: int, pinned_tokens: int) -> None:
+        """Prompts of ``query_tokens`` in all were looked up, ``hit_tokens`` of them were cached, ``pinned_tokens`` of
+        these in declared prefixes."""
+
+    def blocks_swapped(self, out: int, back: int) -> None:
+        """Blocks were copied to host memory and back."""
+
+    def prompt_forked(self, tokens: int) -> None:
+        """Tokens of prompts were taken over from another choice of the same request."""
 
 
 class Observers(Observer):
@@ -136,6 +149,14 @@ class Observers(Observer):
         for observer in self._observers:
             observer.preempted(count)
 
-    def prefix_lookup(self, query_tokens: int, hit_tokens: int) -> None:
+    def prefix_lookup(self, query_tokens: int, hit_tokens: int, pinned_tokens: int) -> None:
         for observer in self._observers:
-            observer.prefix_lookup(query_tokens, hit_tokens)
+            observer.prefix_lookup(query_tokens, hit_tokens, pinned_tokens)
+
+    def blocks_swapped(self, out: int, back: int) -> None:
+        for observer in self._observers:
+            observer.blocks_swapped(out, back)
+
+    def prompt_forked(self, tokens: int) -> None:
+        for observer in self._observers:
+            observer.prompt_forked(tokens)

@@ -110,6 +110,10 @@ class FakeEngine:
             raise UnavailableError("the model is being loaded")
         return EngineStatistics(len(self.running), 0, 64, 60, 4 / 64, "window", {}, 256, 100, 64 * 16 * 100)
 
+    def note_rejection(self, reason: str) -> None:
+        for observer in self.observers:
+            observer.request_rejected(reason)
+
     def add_observer(self, observer: Observer) -> None:
         self.observers.append(observer)
 

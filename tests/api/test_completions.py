@@ -89,7 +89,7 @@ async def test_fields_reach_the_engine() -> None:
     assert {name: getattr(request.params, name) for name in fields} == fields
     assert (request.params.stop, request.params.stop_token_ids) == (("a", "b"), (9,))
     assert (request.params.logit_bias, request.params.logprobs) == ({5: 1.5}, 2)
-    assert (request.priority, request.cache_salt, request.client) == (2, "s", "")
+    assert (request.priority, request.cache_salt, request.client) == (2, "s", "127.0.0.1")
 
 
 async def test_a_stop_text_is_cut() -> None:

@@ -20,10 +20,15 @@ FAMILIES = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
     "kv_cache_usage_perc": "gauge",
+    "kv_fragmentation_ratio": "gauge",
     "kv_cache_bytes": "gauge",
     "kv_cache_bytes_per_token": "gauge",
     "prefix_cache_queries": "counter",
     "prefix_cache_hits": "counter",
+    "prefix_tokens_saved": "counter",
+    "swapped_blocks": "counter",
+    "forked_tokens": "counter",
+    "http_requests": "counter",
     "num_preemptions": "counter",
     "prompt_tokens": "counter",
     "generation_tokens": "counter",
@@ -51,17 +56,19 @@ async def page(engine: FakeEngine) -> str:
 async def samples(engine: FakeEngine, act: bool = True) -> dict[str, float]:
     """Every sample by name and labels, after one of each event."""
     app = create_app(engine)
-    (observer,) = engine.observers
+    observer = engine.observers[0]
     if act:
         observer.batch_closed("window", 3)
         observer.step_done(20, 3, 0.75)
         observer.step_done(0, 2, 1.0)
         observer.token_gaps(0.04, 2)
-        observer.request_finished(RequestRecord("stop", 20, 3, 4, 0.05, 0.2, 0.3, 0.05))
-        observer.request_finished(RequestRecord("abort", 20, 0, 0, None, None, None, None))
+        observer.request_finished(RequestRecord("a", "key-0", "stop", 20, 3, 4, 0.05, 0.2, 0.3, 0.05))
+        observer.request_finished(RequestRecord("b", "key-0", "abort", 20, 0, 0, None, None, None, None))
         observer.request_rejected("queue_full")
         observer.preempted(2)
-        observer.prefix_lookup(20, 16)
+        observer.prefix_lookup(20, 16, 10)
+        observer.blocks_swapped(3, 2)
+        observer.prompt_forked(7)
     async with client_of(app) as client:
         text = (await client.get("/metrics")).text
     return {
@@ -99,6 +106,11 @@ async def test_events_are_counted_exactly() -> None:
         "num_preemptions_total": 2,
         "prefix_cache_queries_total": 20,
         "prefix_cache_hits_total": 16,
+        "prefix_tokens_saved_total prefix=declared": 10,
+        "prefix_tokens_saved_total prefix=other": 6,
+        "swapped_blocks_total direction=out": 3,
+        "swapped_blocks_total direction=in": 2,
+        "forked_tokens_total": 7,
     }.items():
         assert got[f"microbatch:{name}"] == value, name
 

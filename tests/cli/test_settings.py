@@ -165,7 +165,20 @@ def test_policy_arguments_are_numbers_where_they_look_like_ones() -> None:
 
 def test_keys_come_from_flags_and_a_file_each_once(tmp_path: Path) -> None:
     path = write(tmp_path / "keys", "# team\none\n\n  two  \n")
-    assert Settings(api_key=("zero", "one"), api_key_file=path).api_keys() == ("zero", "one", "two")
+    keys = Settings(api_key=("zero", "one"), api_key_file=path).api_keys()
+    assert keys == {"key-0": "zero", "key-1": "one", "key-2": "two"}
+
+
+def test_a_key_file_may_name_its_clients(tmp_path: Path) -> None:
+    path = write(tmp_path / "keys", "alice: sk-1\nsk:2\nbob:   sk-3\n")
+    assert Settings(api_key_file=path).api_keys() == {"alice": "sk-1", "key-1": "sk:2", "bob": "sk-3"}
+
+
+@pytest.mark.parametrize("text", ["alice: one\nalice: two\n", "alice: two words\n", "alice:  \n"])
+def test_a_wrong_line_of_a_key_file_is_told_without_the_key(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SetupError) as raised:
+        Settings(api_key_file=write(tmp_path / "keys", text)).api_keys()
+    assert "two" not in str(raised.value) and "one" not in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "two words\n", "bell\x07\n"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from microbatch.core.counters import SchedulerCounters
 from microbatch.core.plan import StepPlan, StepResult, TokenLogprobs
-from microbatch.core.policies import WindowPolicy
+from microbatch.core.policies import ContinuousPolicy, WindowPolicy
 from microbatch.core.request import FinishReason
 from microbatch.core.scheduler import Scheduler
 from microbatch.errors import (
@@ -328,3 +330,36 @@ def test_a_stop_found_outside_ends_a_sequence_once() -> None:
     s.finish(sequence, FinishReason.ABORT, 2.0)
     assert (sequence.finish_reason, sequence.finish_time) == (FinishReason.STOP, 1.0)
     assert s.kv.num_free_blocks == s.kv.num_blocks
+
+
+def test_slots_without_a_token_are_a_share_of_what_is_in_use() -> None:
+    s = scheduler()
+    assert s.kv_fragmentation == 0
+    add(s, request("a", 5))
+    step(s, 9)
+    assert s.kv_fragmentation == 3 / 8
+    s.abort_all(2.0)
+    assert s.kv_fragmentation == 0
+
+
+def test_choices_that_share_a_block_never_count_for_more_than_all_of_it() -> None:
+    s = scheduler(policy=ContinuousPolicy(max_num_seqs=8))
+    add(s, request("a", 5, n=6))
+    for _ in range(2):
+        step(s, 9)
+        assert 0 < s.kv_fragmentation <= 1
+
+
+def test_counters_tell_what_was_added() -> None:
+    s = scheduler()
+    before = replace(s.counters)
+    s.kv.pin([])
+    add(s, request("a", 9))
+    step(s, 9)
+    s.kv.pin(list(request("a", 9).prompt_token_ids))
+    add(s, request("b", 9))
+    s.abort("a", 2.0)
+    step(s, 9)
+    new = s.counters.since(before)
+    assert (new.prefix_query_tokens, new.prefix_hit_tokens, new.pinned_hit_tokens) == (18, 8, 8)
+    assert s.counters.since(s.counters) == SchedulerCounters()

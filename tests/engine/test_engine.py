@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from anyio import to_thread
@@ -42,6 +43,7 @@ class Notes(Observer):
         self.prompt = 0
         self.gaps = 0
         self.preemptions = 0
+        self.counted: list[tuple[int, ...]] = []
 
     def batch_closed(self, reason: str, size: int) -> None:
         self.closed.append((reason, size))
@@ -61,6 +63,12 @@ class Notes(Observer):
 
     def preempted(self, count: int) -> None:
         self.preemptions += count
+
+    def prefix_lookup(self, query_tokens: int, hit_tokens: int, pinned_tokens: int) -> None:
+        self.counted.append((query_tokens, hit_tokens, pinned_tokens))
+
+    def prompt_forked(self, tokens: int) -> None:
+        self.counted.append((tokens,))
 
 
 def all_free(engine: AsyncEngine) -> bool:
@@ -87,6 +95,18 @@ async def test_an_answer_and_its_numbers() -> None:
     assert notes.closed == [("window", 1)] and notes.generated == 14
     (record,) = notes.records
     assert record.finish_reason == "stop" and record.tpot_s is not None and notes.gaps == 12
+
+
+async def test_what_was_looked_up_and_shared_is_told_once() -> None:
+    notes = Notes()
+    engine = make_engine(FakeExecutor(script("abc")), policy="continuous")
+    engine.add_observer(notes)
+    async with engine:
+        for n in (1, 2):
+            await engine.generate("x" * 39 + ">", replace(GREEDY, n=n))
+    lookups = [c for c in notes.counted if len(c) == 3]
+    assert sum(c[0] for c in lookups) == 80 and sum(c[1] for c in lookups) == 32 and not any(c[2] for c in lookups)
+    assert [c for c in notes.counted if len(c) == 1] == [(39,)]
 
 
 async def test_streams_join_to_the_answer() -> None:

@@ -133,3 +133,12 @@ def test_check_integrity_sees_a_lost_pin() -> None:
     engine.kv._pins[0] = replace(pin, block_ids=(1,))
     with pytest.raises(AssertionError, match="references differ from holders"):
         engine.kv.check_integrity()
+
+
+def test_the_pinned_part_of_a_prompt_is_known() -> None:
+    engine, pin = pinned(12)
+    assert engine.kv.num_pinned_tokens([*SYSTEM, 6]) == 4
+    assert engine.kv.num_pinned_tokens(SYSTEM[:4]) == 2  # one token is left to compute
+    assert engine.kv.num_pinned_tokens([9, 9, 9]) == engine.kv.num_pinned_tokens([*SYSTEM, 6], "salt") == 0
+    engine.kv.unpin(pin)
+    assert engine.kv.num_pinned_tokens([*SYSTEM, 6]) == 0

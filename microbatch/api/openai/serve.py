@@ -13,6 +13,7 @@ from microbatch.api.errors import json_response
 from microbatch.api.openai.render import Renderer
 from microbatch.api.openai.schema import SamplingFields
 from microbatch.api.ports import ServingEngine
+from microbatch.api.rates import RateLimiter
 from microbatch.api.sse import Emit, EventStream
 from microbatch.core.request import FinishReason, SamplingParams
 from microbatch.engine.outputs import RequestOutput
@@ -29,27 +30,44 @@ async def serve(
     renderer: Renderer,
 ) -> Response:
     """Submit the prompts and answer. Raises what refuses them, before anything has been sent."""
+    request.app.state.limits.check(params)
     _check_room(engine, len(prompts) * params.n)
+    ids = [f"{renderer.answer_id}-{index}" for index in range(len(prompts))]
+    rates: RateLimiter = request.app.state.rates
+    rates.admit(_client(request), {i: _most_tokens(engine, prompt, params) for i, prompt in zip(ids, prompts)})
     streams: list[RequestStream] = []
     try:
-        for index, prompt in enumerate(prompts):
+        for request_id, prompt in zip(ids, prompts, strict=True):
             stream = engine.submit(
                 prompt,
                 params,
-                request_id=f"{renderer.answer_id}-{index}",
+                request_id=request_id,
                 priority=body.priority or 0,
-                client=request.scope.get("state", {}).get("client", ""),
+                client=_client(request),
                 cache_salt=body.cache_salt or "",
             )
             streams.append(stream)
     except BaseException:
         _abort(streams)
+        for request_id in ids[len(streams) :]:
+            rates.settle(request_id)
         raise
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventStream(functools.partial(_stream, streams, renderer, include_usage))
     outputs = await while_connected(request.receive, lambda: _collect(streams))
     return json_response(renderer.body(outputs))
+
+
+def _client(request: Request) -> str:
+    """The name of the client's key; without keys, where it comes from."""
+    name: str = request.scope.get("state", {}).get("client", "")
+    return name or (request.client.host if request.client is not None else "")
+
+
+def _most_tokens(engine: ServingEngine, prompt: Sequence[int], params: SamplingParams) -> int:
+    room = max(0, engine.max_model_len - len(prompt))
+    return len(prompt) + params.n * (room if params.max_tokens is None else min(room, params.max_tokens))
 
 
 def _check_room(engine: ServingEngine, wanted: int) -> None:
@@ -60,6 +78,7 @@ def _check_room(engine: ServingEngine, wanted: int) -> None:
             f"prompts times n is {wanted}; at most {numbers.max_queue} can wait at once", param="prompt"
         )
     if wanted > 1 and numbers.num_waiting + wanted > numbers.max_queue:
+        engine.note_rejection("queue_full")
         raise QueueFullError(
             f"the queue has no room for {wanted} more: {numbers.num_waiting} of {numbers.max_queue} places are taken",
             retry_after=1,
