@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from microbatch.api.app import create_app
+from microbatch.connection import Connection
 from microbatch.errors import MicrobatchError, SetupError
 from microbatch.settings import Settings
 from microbatch.wiring import Engine
@@ -27,12 +28,20 @@ def run_server(settings: Settings) -> int:
     Raises ``SetupError`` when the model cannot be loaded. While it loads, ``/health`` answers 503 with the reason.
     """
     engine = Engine.of(settings)
-    app = create_app(engine, api_keys=settings.api_keys(), served_model_names=settings.served_model_name)
+    app = create_app(
+        engine,
+        api_keys=settings.api_keys(),
+        served_model_names=settings.served_model_name,
+        heartbeat_s=settings.heartbeat_s,
+        send_timeout_s=settings.send_timeout_s,
+        max_unread_tokens=settings.max_unread_tokens,
+    )
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         lifespan="off",
+        http=Connection,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -13,6 +13,7 @@ from microbatch.api.access_log import AccessLog
 from microbatch.api.auth import RequireKey
 from microbatch.api.disconnect import ClientGone
 from microbatch.api.errors import CatchErrors, on_client_gone, on_http_exception, on_microbatch_error
+from microbatch.api.event_sender import StreamRules
 from microbatch.api.health import Health
 from microbatch.api.limits import LimitBody
 from microbatch.api.metrics import EngineMetrics
@@ -31,11 +32,15 @@ def create_app(
     served_model_names: Sequence[str] = (),
     max_body_bytes: int = 8 * 2**20,
     max_prompts: int = 128,
+    heartbeat_s: float = 15.0,
+    send_timeout_s: float = 30.0,
+    max_unread_tokens: int = 4096,
 ) -> Starlette:
     """An application that serves ``engine``, alone or mounted in another one; it needs no lifespan.
 
     With ``api_keys`` every path but ``/health`` and ``/ready`` wants one of them. ``served_model_names`` replace the
-    engine's own name; the first is the main one. ``max_prompts`` bounds the prompts of one completions request.
+    engine's own name; the first is the main one. ``max_prompts`` bounds the prompts of one completions request. The last three concern event
+    streams, as ``StreamRules`` says.
     """
     models = ServedModels(engine, served_model_names)
     metrics = EngineMetrics(engine)
@@ -63,5 +68,6 @@ def create_app(
             ClientGone: on_client_gone,
         },
     )
+    app.state.streaming = StreamRules(heartbeat_s, send_timeout_s, max_unread_tokens, metrics.reader_dropped)
     app.router.redirect_slashes = False  # a redirect is not an error body, and clients drop their key on the way
     return app

@@ -43,6 +43,7 @@ class FakeEngine:
     max_model_len: int = 512
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     requests: list[Request] = field(default_factory=list)
+    streams: list[RequestStream] = field(default_factory=list)
     messages: list[dict[str, object]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     observers: list[Observer] = field(default_factory=list)
@@ -88,6 +89,7 @@ class FakeEngine:
         self.requests.append(request)
         detokenizers = [self.tokenizer.detokenizer(params.stop) for _ in range(params.n)]
         stream = RequestStream(request, detokenizers, self._abort, lambda: 0.0)
+        self.streams.append(stream)
         script = self.scripts.popleft() if self.scripts else self.default
         self.running[request.request_id] = asyncio.get_running_loop().create_task(self._run(stream, script))
         return stream
