@@ -47,12 +47,12 @@ class Running:
 
     def peak_mib(self) -> int:
         """Sum of the peaks of the process and its descendants."""
-        return sum(_peak_kib(pid) for pid in _family(self.process.pid)) // 1024
+        return sum(_peak_kib(pid) for pid in family(self.process.pid)) // 1024
 
 
 def known_peers(chosen: Mapping[str, Any]) -> list[Peer]:
     """Ours under both policies, and those whose place was given."""
-    model = chosen["model"] or _embedded_folder()
+    model = chosen["model"] or embedded_folder()
     ours = [sys.executable, "-m", "microbatch", "serve", model, "--dtype", "float32", "--port", "{port}"]
     ours += ["--served-model-name", "m", "--log-level", "warning", "--max-model-len", "2048"]
     peers = [
@@ -120,7 +120,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _embedded_folder() -> str:
+def embedded_folder() -> str:
+    """The model that is used unless another is named."""
     from microbatch.executor.embedded import default_home, ensure_embedded
 
     return str(ensure_embedded(default_home()))
@@ -132,12 +133,13 @@ def _version(command: list[str]) -> str:
     return next((line for line in lines if any(c.isdigit() for c in line)), "unknown")[:80]
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """A process and its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     found = [pid]
     with contextlib.suppress(OSError):
         for child in children.read_text().split():
-            found += _family(int(child))
+            found += family(int(child))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Our server over stand-ins for the model: every token is ``~``, ``RATE`` tokens a second in all (0: as fast as it goes).
+"""Our server over stand-ins for the model: every token is ``~``, ``RATE`` tokens a second in all (0: all it can).
 
     python microbatch_stub.py PORT RATE SEQUENCES whole|http
 

@@ -39,8 +39,8 @@ def create_app(
     """An application that serves ``engine``, alone or mounted in another one; it needs no lifespan.
 
     With ``api_keys`` every path but ``/health`` and ``/ready`` wants one of them. ``served_model_names`` replace the
-    engine's own name; the first is the main one. ``max_prompts`` bounds the prompts of one completions request. The last three concern event
-    streams, as ``StreamRules`` says.
+    engine's own name; the first is the main one. ``max_prompts`` bounds the prompts of one completions request.
+    The last three concern event streams, as ``StreamRules`` says.
     """
     models = ServedModels(engine, served_model_names)
     metrics = EngineMetrics(engine)

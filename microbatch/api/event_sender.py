@@ -38,8 +38,8 @@ def _ignore(reason: str) -> None:
 class StreamRules:
     """``heartbeat_s`` seconds without an event bring a comment, so that proxies keep the connection open; 0: never.
 
-    A reader is dropped when the connection takes nothing for ``send_timeout_s`` seconds (0: no limit), or when more than
-    ``max_unread_tokens`` of a choice wait for it. ``dropped`` is told why: ``timeout`` or ``unread``.
+    A reader is dropped when the connection takes nothing for ``send_timeout_s`` seconds (0: no limit), or when more
+    than ``max_unread_tokens`` of a choice wait for it. ``dropped`` is told why: ``timeout`` or ``unread``.
     """
 
     heartbeat_s: float = 15.0

@@ -8,8 +8,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Where the first middleware puts its own ``send``. Those behind it look at the start of a response alone, so what sends
-#: thousands of pieces a second need not pass them with each.
+#: Where the first middleware puts its own ``send``. Those behind it look at the start of a response alone, so what
+#: sends thousands of pieces a second need not pass them with each.
 SEND_BODY: Final = "send_body"
 _VALID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from microbatch.core.plan import TokenLogprobs
 from microbatch.core.request import FinishReason
 
 
-class ChoiceDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
     """New text of one choice. ``token_ids`` are the shown tokens since the last delta of this choice, with
     ``logprobs`` beside them when asked for; ``finish_reason`` is set on the last delta of the choice."""
 
