@@ -27,10 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.peer_servers import Peer, PeerFailed, embedded_folder, family, running
+from bench.peer_servers import PROGRAMS, Peer, PeerFailed, embedded_folder, family, running
 from bench.report import write
 
-PROGRAMS = Path(__file__).parent / "programs"
 #: A stand-in that goes as fast as it can is given so many tokens.
 _FREE_RATE = 20_000
 _HEALTH_EVERY_S = 0.02

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx2 as httpx
 
+#: Servers that are written for the benches, run as files by the Python that has what they import.
+PROGRAMS = Path(__file__).parent / "programs"
 START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.3
@@ -28,7 +30,8 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """A server: its command with ``{port}`` to be filled in, the name of its model, fields that it does not take."""
+    """A server: its command with ``{port}`` to be filled in, the name of its model, fields that it does not take,
+    and what its figures mean where that is not as for the others."""
 
     name: str
     command: list[str]
@@ -36,6 +39,7 @@ class Peer:
     version: str
     leave_out: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass
@@ -73,6 +77,12 @@ def known_peers(chosen: Mapping[str, Any]) -> list[Peer]:
         command = [chosen["transformers"], "serve", "--continuous-batching", "--port", "{port}", "--dtype", "float32"]
         version = _version([chosen["transformers"], "version"])
         peers.append(Peer("transformers", command, model, version, ("ignore_eos", "cache_salt")))
+    if chosen.get("litserve"):
+        command = [chosen["litserve"], str(PROGRAMS / "litserve_generate.py"), "{port}", model]
+        version = _version([chosen["litserve"], "-c", "import litserve; print(litserve.__version__)"])
+        peers.append(
+            Peer("litserve", command, "m", version, environment={"OMP_NUM_THREADS": "2"}, note="whole answers as one piece")
+        )
     return peers
 
 

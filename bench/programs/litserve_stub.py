@@ -46,15 +46,10 @@ class Stub(litserve.LitAPI):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    Stub.rate, Stub.sequences = float(sys.argv[2]), int(sys.argv[3])
-    server = litserve.LitServer(
-        Stub(spec=litserve.OpenAISpec(), enable_async=True), accelerator="cpu", timeout=False, track_requests=False
-    )
+    api = Stub(spec=litserve.OpenAISpec(), enable_async=True)
+    api.rate, api.sequences = float(sys.argv[2]), int(sys.argv[3])  # of the object: it is sent to another process
+    server = litserve.LitServer(api, accelerator="cpu", timeout=False, track_requests=False)
     lag = EventLoopLag()
 
-    async def tell() -> dict[str, float]:
-        """Lag of the process that talks to clients."""
-        return lag.figures()
-
-    server.app.add_api_route("/lag", tell)
+    server.app.add_api_route("/lag", lag.figures_soon)
     server.run(port=int(sys.argv[1]), host="127.0.0.1", generate_client_file=False, log_level="error")

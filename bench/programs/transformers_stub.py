@@ -76,19 +76,16 @@ class StubManager:
 def main(port: int, rate: float, model: str) -> None:
     """Serve until the process is ended."""
     manager = StubManager(rate)
-    utils.GenerationState.get_manager = lambda self, *args, **options: manager
+    setattr(utils.GenerationState, "get_manager", lambda self, *args, **options: manager)
     build, lag = server.build_server, EventLoopLag()
 
     def build_with_lag(*args: Any, **options: Any) -> Any:
         app = build(*args, **options)
 
-        async def tell() -> dict[str, float]:
-            return lag.figures()
-
-        app.add_api_route("/lag", tell)
+        app.add_api_route("/lag", lag.figures_soon)
         return app
 
-    server.build_server = build_with_lag
+    setattr(server, "build_server", build_with_lag)
     Serve(force_model=model, port=port, host="127.0.0.1", device="cpu", continuous_batching=True, log_level="error")
 
 
