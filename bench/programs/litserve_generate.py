@@ -7,8 +7,7 @@ completions stream here, that the clients of ``bench.peers`` can read it. ``igno
 the longest request of a batch.
 """
 
-from __future__ import annotations
-
+# No "from __future__ import annotations" here: LitServe reads the types of decode_request and encode_response.
 import json
 import sys
 from typing import Any
