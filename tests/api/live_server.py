@@ -22,10 +22,12 @@ from tests.engine.factory import make_engine
 class LiveServer:
     """Its port, its engine, and plain requests to it."""
 
-    def __init__(self, engine: AsyncEngine, **options: Any) -> None:
+    def __init__(self, engine: AsyncEngine, send_buffer: int = 0, **options: Any) -> None:
         self.engine = engine
         self._options = options
         self._socket = socket.create_server(("127.0.0.1", 0))
+        if send_buffer:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # connections have it from here
         self.port: int = self._socket.getsockname()[1]
         self.loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
