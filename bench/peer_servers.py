@@ -81,7 +81,14 @@ def known_peers(chosen: Mapping[str, Any]) -> list[Peer]:
         command = [chosen["litserve"], str(PROGRAMS / "litserve_generate.py"), "{port}", model]
         version = _version([chosen["litserve"], "-c", "import litserve; print(litserve.__version__)"])
         peers.append(
-            Peer("litserve", command, "m", version, environment={"OMP_NUM_THREADS": "2"}, note="whole answers as one piece")
+            Peer(
+                "litserve",
+                command,
+                "m",
+                version,
+                environment={"OMP_NUM_THREADS": "2"},
+                note="whole answers as one piece",
+            )
         )
     return peers
 

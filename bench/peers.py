@@ -3,9 +3,9 @@
 N clients send one streaming completion each at the same moment; greedy, ``ignore_eos``, prompts of single-token words.
 Every server computes in float32 with two threads. Figures, medians of rounds: output tokens/s of the whole, and decode
 tokens/s (for each stream, tokens after the first over the time after it; the sum of all streams), median time to the
-first token, peak memory of the server and its children. LitServe stands for a server written around ``model.generate``:
-it answers when a batch is done, in one piece, so it has no decode rate and its first token is its last. A server that is not named is left out; one that fails shows
-why.
+first token, peak memory of the server and its children. LitServe stands for a server written around
+``model.generate``: it answers when a batch is done, in one piece, so it has no decode rate and its first token is its
+last. A server that is not named is left out; one that fails shows why.
 
     python -m bench.peers [--vllm PYTHON] [--llama SERVER --gguf FILE] [--transformers COMMAND]
                           [--litserve PYTHON] [--model FOLDER] [--concurrency 1 8 32] [--lengths 128/64] [--rounds 2]

@@ -1,4 +1,4 @@
-"""10,000 malformed requests over raw sockets: no 500, no hang, no block lost, memory flat, and it answers afterwards."""
+"""10,000 malformed requests over raw sockets: no 500, no hang, no block lost, memory flat, and it still answers."""
 
 from __future__ import annotations
 
@@ -102,9 +102,13 @@ def random_request(rnd: random.Random) -> bytes:
         size = rnd.choice((f"{len(body):x}", "-5", "zz", "fffffffffffffffff", f"{len(body) + 3:x}"))
         body, length = f"{size}\r\n".encode() + body + b"\r\n" + rnd.choice((b"0\r\n\r\n", b"", b"\xff\r\n")), ""
     elif kind == 2:
-        headers += [rnd.choice(("Expect: 100-continue", "X-Request-Id: a b\tc", "A" * 3000 + ": b", "Upgrade: websocket"))]
+        headers += [
+            rnd.choice(("Expect: 100-continue", "X-Request-Id: a b\tc", "A" * 3000 + ": b", "Upgrade: websocket"))
+        ]
     elif kind == 3:
-        path = rnd.choice(("/v1/%00", "/%ff%fe", "/v1/models/" + "a" * 2000, "//", "/v1/completions?" + "a=b&" * 300, "*"))
+        path = rnd.choice(
+            ("/v1/%00", "/%ff%fe", "/v1/models/" + "a" * 2000, "//", "/v1/completions?" + "a=b&" * 300, "*")
+        )
     head = f"{method} {path} HTTP/{rnd.choice(('1.1',) * 20 + ('1.0', '9.9', '2.0'))}\r\n"
     if length:
         headers.append(f"Content-Length: {length}")

@@ -23,13 +23,15 @@ ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 @st.composite
 def streamed_choices(draw: st.DrawFn, logprobs: int | None) -> tuple[Choice, list[ChoiceDelta]]:
-    """A choice, and the same cut into deltas at any places: also without text, without tokens, and broken characters."""
+    """A choice, and the same cut into deltas at any places: some without text or tokens, some of broken characters."""
     index = draw(st.integers(0, 1))
     data = draw(st.one_of(st.text(max_size=12).map(lambda text: text.encode()), st.binary(max_size=12)))
     reason = draw(st.sampled_from(ENDS))
     detokenizer = TOKENIZER.detokenizer()
     pieces = [(token_id, detokenizer.push(token_id)) for token_id in data]
-    entries = [TokenLogprobs(-0.25 * i, tuple((65 + j, -1.0 - j) for j in range(logprobs or 0))) for i in range(len(data))]
+    entries = [
+        TokenLogprobs(-0.25 * i, tuple((65 + j, -1.0 - j) for j in range(logprobs or 0))) for i in range(len(data))
+    ]
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
     deltas: list[ChoiceDelta] = []
     for begin, end in zip([0, *cuts], [*cuts, len(data)], strict=True):

@@ -150,10 +150,12 @@ async def test_an_abort_from_inside_the_iteration() -> None:
 
 
 async def test_eight_streams_of_broken_characters_do_not_mix() -> None:
-    """Each prompt's tokens are bytes of no text at all, or of half a character: joined they are those of a run alone."""
+    """Each prompt's tokens are bytes of half characters: joined they are those of a run alone."""
+
+    characters = "😀🚀é中".encode()
 
     def half_emoji(context: Any, step: Any) -> int:
-        return "😀🚀é中".encode()[(sum(context) * 7 + len(context)) % 13]
+        return characters[(sum(context) * 7 + len(context)) % 13]
 
     async def joined(engine: Any, prompt: str) -> str:
         return "".join([delta.text async for delta in engine.stream(prompt, SamplingParams(max_tokens=9))])
@@ -165,5 +167,3 @@ async def test_eight_streams_of_broken_characters_do_not_mix() -> None:
             alone = await engine.generate(prompt, SamplingParams(max_tokens=9))
             assert text == alone.text == bytes(alone.token_ids).decode(errors="replace")
             assert alone.usage.completion_tokens == 9
-
-
