@@ -1,8 +1,8 @@
 """What does the HTTP layer carry, and does the event loop stay free under it? 64 streaming clients, no model.
 
 Every server streams the same tokens from a stand-in for its model, in turn, to the same clients
-(``bench.http_clients``, a process of their own that counts bytes). First at a rate that the stand-in keeps (50,000 tokens/s in all), then as
-fast as it goes. Ours twice: ``microbatch`` is the whole engine over a ``FakeExecutor``, ``microbatch http`` only the
+(``bench.http_clients``, a process of their own that counts bytes). First at a rate that the stand-in keeps (50,000
+tokens/s in all), then as fast as it goes. Ours twice: ``microbatch`` is the whole engine over a ``FakeExecutor``, ``microbatch http`` only the
 streams and what is behind them, without scheduler and executor.
 
 - ``tokens_per_s``, ``events_per_s``: what has come to the clients; tokens that wait for a client may share an event

@@ -89,7 +89,8 @@ def measure(peer: Peer, counts: list[int], lengths: list[tuple[int, int]], round
 
 
 def ratios(results: dict[str, dict[str, Any]], ours: str) -> dict[str, dict[str, float]]:
-    """For each other server and workload: our decode tokens/s over its; of one that answers in one piece, tokens/s of the whole."""
+    """For each other server and workload: our decode tokens/s over its; if it answers in one piece, tokens/s of the
+    whole."""
     found: dict[str, dict[str, float]] = {}
     for name, theirs in results.items():
         shared = [w for w, figures in theirs.items() if isinstance(figures, dict) and w in results[ours]]

@@ -155,7 +155,8 @@ async def test_eight_streams_of_broken_characters_do_not_mix() -> None:
     characters = "😀🚀é中".encode()
 
     def half_emoji(context: Any, step: Any) -> int:
-        return characters[(sum(context) * 7 + len(context)) % 13]
+        place: int = (sum(context) * 7 + len(context)) % len(characters)
+        return characters[place]
 
     async def joined(engine: Any, prompt: str) -> str:
         return "".join([delta.text async for delta in engine.stream(prompt, SamplingParams(max_tokens=9))])
