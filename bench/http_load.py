@@ -2,8 +2,8 @@
 
 Every server streams the same tokens from a stand-in for its model, in turn, to the same clients
 (``bench.http_clients``, a process of their own that counts bytes). First at a rate that the stand-in keeps (50,000
-tokens/s in all), then as fast as it goes. Ours twice: ``microbatch`` is the whole engine over a ``FakeExecutor``, ``microbatch http`` only the
-streams and what is behind them, without scheduler and executor.
+tokens/s in all), then as fast as it goes. Ours twice: ``microbatch`` is the whole engine over a ``FakeExecutor``,
+``microbatch http`` only the streams and what is behind them, without scheduler and executor.
 
 - ``tokens_per_s``, ``events_per_s``: what has come to the clients; tokens that wait for a client may share an event
 - ``lag``: how late the event loop of the process that talks to clients runs what is due, in milliseconds
