@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx2 as httpx
 
+#: Servers that are written for the benches, run as files by the Python that has what they import.
+PROGRAMS = Path(__file__).parent / "programs"
 START_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.3
@@ -28,7 +30,8 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """A server: its command with ``{port}`` to be filled in, the name of its model, fields that it does not take."""
+    """A server: its command with ``{port}`` to be filled in, the name of its model, fields that it does not take,
+    and what its figures mean where that is not as for the others."""
 
     name: str
     command: list[str]
@@ -36,6 +39,7 @@ class Peer:
     version: str
     leave_out: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass
@@ -47,12 +51,12 @@ class Running:
 
     def peak_mib(self) -> int:
         """Sum of the peaks of the process and its descendants."""
-        return sum(_peak_kib(pid) for pid in _family(self.process.pid)) // 1024
+        return sum(_peak_kib(pid) for pid in family(self.process.pid)) // 1024
 
 
 def known_peers(chosen: Mapping[str, Any]) -> list[Peer]:
     """Ours under both policies, and those whose place was given."""
-    model = chosen["model"] or _embedded_folder()
+    model = chosen["model"] or embedded_folder()
     ours = [sys.executable, "-m", "microbatch", "serve", model, "--dtype", "float32", "--port", "{port}"]
     ours += ["--served-model-name", "m", "--log-level", "warning", "--max-model-len", "2048"]
     peers = [
@@ -73,6 +77,19 @@ def known_peers(chosen: Mapping[str, Any]) -> list[Peer]:
         command = [chosen["transformers"], "serve", "--continuous-batching", "--port", "{port}", "--dtype", "float32"]
         version = _version([chosen["transformers"], "version"])
         peers.append(Peer("transformers", command, model, version, ("ignore_eos", "cache_salt")))
+    if chosen.get("litserve"):
+        command = [chosen["litserve"], str(PROGRAMS / "litserve_generate.py"), "{port}", model]
+        version = _version([chosen["litserve"], "-c", "import litserve; print(litserve.__version__)"])
+        peers.append(
+            Peer(
+                "litserve",
+                command,
+                "m",
+                version,
+                environment={"OMP_NUM_THREADS": "2"},
+                note="whole answers as one piece",
+            )
+        )
     return peers
 
 
@@ -120,7 +137,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _embedded_folder() -> str:
+def embedded_folder() -> str:
+    """The model that is used unless another is named."""
     from microbatch.executor.embedded import default_home, ensure_embedded
 
     return str(ensure_embedded(default_home()))
@@ -132,12 +150,13 @@ def _version(command: list[str]) -> str:
     return next((line for line in lines if any(c.isdigit() for c in line)), "unknown")[:80]
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
+    """A process and its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     found = [pid]
     with contextlib.suppress(OSError):
         for child in children.read_text().split():
-            found += _family(int(child))
+            found += family(int(child))
     return found
 
 

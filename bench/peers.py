@@ -3,11 +3,12 @@
 N clients send one streaming completion each at the same moment; greedy, ``ignore_eos``, prompts of single-token words.
 Every server computes in float32 with two threads. Figures, medians of rounds: output tokens/s of the whole, and decode
 tokens/s (for each stream, tokens after the first over the time after it; the sum of all streams), median time to the
-first token, peak memory of the server and its children. A server that is not named is left out; one that fails shows
-why.
+first token, peak memory of the server and its children. LitServe stands for a server written around
+``model.generate``: it answers when a batch is done, in one piece, so it has no decode rate and its first token is its
+last. A server that is not named is left out; one that fails shows why.
 
-    python -m bench.peers [--vllm PYTHON] [--llama SERVER --gguf FILE] [--transformers COMMAND] [--model FOLDER]
-                          [--concurrency 1 8 32] [--lengths 128/64] [--rounds 2]
+    python -m bench.peers [--vllm PYTHON] [--llama SERVER --gguf FILE] [--transformers COMMAND]
+                          [--litserve PYTHON] [--model FOLDER] [--concurrency 1 8 32] [--lengths 128/64] [--rounds 2]
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ async def one_round(peer: Peer, port: int, concurrency: int, lengths: tuple[int,
     wall = max(end for _, _, end in times) - min(sent for sent, _, _ in times)
     return {
         "tokens_per_s": concurrency * lengths[1] / wall,
-        "decode_tokens_per_s": sum((lengths[1] - 1) / (end - first) for _, first, end in times),
+        "decode_tokens_per_s": 0.0 if peer.note else sum((lengths[1] - 1) / (end - first) for _, first, end in times),
         "ttft_s": statistics.median(first - sent for sent, first, _ in times),
     }
 
@@ -84,16 +85,17 @@ def measure(peer: Peer, counts: list[int], lengths: list[tuple[int, int]], round
     except (PeerFailed, httpx.HTTPError, OSError) as error:
         results["error"] = f"{type(error).__name__}: {error}"[:300]
         print(peer.name, results["error"], flush=True)
-    return {"version": peer.version, **results}
+    return {"version": peer.version, **({"note": peer.note} if peer.note else {}), **results}
 
 
 def ratios(results: dict[str, dict[str, Any]], ours: str) -> dict[str, dict[str, float]]:
-    """For each other server and workload: our decode tokens/s over its."""
+    """For each other server and workload: our decode tokens/s over its; if it answers in one piece, tokens/s of the
+    whole."""
     found: dict[str, dict[str, float]] = {}
     for name, theirs in results.items():
         shared = [w for w, figures in theirs.items() if isinstance(figures, dict) and w in results[ours]]
         if name != ours and shared:
-            rate = "decode_tokens_per_s"
+            rate = "tokens_per_s" if "note" in theirs else "decode_tokens_per_s"
             found[name] = {w: round(results[ours][w][rate] / theirs[w][rate], 2) for w in shared}
     return found
 
@@ -104,6 +106,7 @@ if __name__ == "__main__":
     parser.add_argument("--llama", help="llama-server")
     parser.add_argument("--gguf", help="the model in float32 for llama-server")
     parser.add_argument("--transformers", help="the command transformers")
+    parser.add_argument("--litserve", help="Python of an environment that has LitServe, torch and transformers")
     parser.add_argument("--model", help="folder of the model; the embedded one unless given")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--lengths", nargs="+", default=["128/64"])

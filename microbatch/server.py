@@ -14,6 +14,7 @@ import uvicorn
 from microbatch.api.app import create_app
 from microbatch.api.rates import RateLimiter
 from microbatch.api.request_limits import RequestLimits
+from microbatch.connection import Connection
 from microbatch.errors import MicrobatchError, SetupError
 from microbatch.settings import Settings
 from microbatch.wiring import Engine
@@ -39,12 +40,16 @@ def run_server(settings: Settings) -> int:
         limits=RequestLimits(settings.max_n, settings.max_stop),
         rates=RateLimiter(settings.rate_limit_requests, settings.rate_limit_tokens),
         cors_origins=settings.cors_origin,
+        heartbeat_s=settings.heartbeat_s,
+        send_timeout_s=settings.send_timeout_s,
+        max_unread_tokens=settings.max_unread_tokens,
     )
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         lifespan="off",
+        http=Connection,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -120,6 +120,18 @@ class Settings:
     max_queue: int = _row(256, "Most requests that wait; beyond it clients get 429.", "N", minimum=1)
     queue_timeout_s: float | None = _row(None, "Longest wait in the queue, in seconds.", "S", minimum=0.001)
     request_timeout_s: float | None = _row(None, "Longest time for a whole request, in seconds.", "S", minimum=0.001)
+    heartbeat_s: float = _row(
+        15.0, "Seconds without an event after which a stream sends a comment. 0: never.", "S", minimum=0
+    )
+    send_timeout_s: float = _row(
+        30.0, "Seconds after which a streaming client that takes nothing is dropped. 0: never.", "S", minimum=0
+    )
+    max_unread_tokens: int = _row(
+        4096,
+        "Most tokens of an answer that may wait for a slow streaming client; beyond it is dropped.",
+        "N",
+        minimum=1,
+    )
     system_prompt: str | None = _row(
         None, "System prompt of every chat that brings none; its K/V is computed once.", "TEXT|@FILE", reads_file=True
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,8 +68,24 @@ def test_ratios_are_ours_over_theirs_where_both_have_figures() -> None:
     assert ratios(results, "microbatch") == {"other": {"a": 1.5}}
 
 
+def test_a_server_that_answers_in_one_piece_is_compared_by_the_whole() -> None:
+    figures = {"tokens_per_s": 30.0, "decode_tokens_per_s": 99.0}
+    theirs = {"tokens_per_s": 20.0, "decode_tokens_per_s": 0.0}
+    results: dict[str, dict[str, Any]] = {"microbatch": {"a": figures}, "litserve": {"note": "whole", "a": theirs}}
+    assert ratios(results, "microbatch") == {"litserve": {"a": 1.5}}
+
+
+def test_it_has_no_decode_rate() -> None:
+    small = replace(peer(SERVER.replace("LACKING", "0")), note="one piece")
+    with running(small) as server:
+        assert asyncio.run(one_round(small, server.port, 1, (5, 4), 1))["decode_tokens_per_s"] == 0
+
+
 def test_only_servers_whose_place_is_given_are_known() -> None:
     chosen = {"model": "folder", "llama": None, "gguf": None, "vllm": None, "transformers": None}
     assert [p.name for p in known_peers(chosen)] == ["microbatch", "window"]
+    chosen["litserve"] = sys.executable
+    assert [p.name for p in known_peers(chosen)][-1] == "litserve"
+    del chosen["litserve"]
     chosen["vllm"] = sys.executable
     assert [p.name for p in known_peers(chosen)][-1] == "vllm"

@@ -34,7 +34,10 @@ class Layer:
 
 CORE = ("microbatch.core", "microbatch.errors")
 SETTINGS = ("microbatch.key_file", "microbatch.settings", "microbatch.settings_sources")
-TOP = ("__init__", "__main__", "cli", "deploy", "diagnosis", "llm", "logs", "progress", "server", "startup", "wiring")
+TOP = (
+    *("__init__", "__main__", "cli", "connection", "deploy", "diagnosis", "llm", "logs", "progress", "server"),
+    *("startup", "wiring"),
+)
 HUGGING_FACE = ("accelerate", "bitsandbytes", "gguf", "huggingface_hub", "safetensors", "tokenizers", "transformers")
 
 # The first layer whose name is the module's or a parent's is the module's.

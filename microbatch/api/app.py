@@ -16,6 +16,7 @@ from microbatch.api.auth import RequireKey
 from microbatch.api.counting import CountRequests
 from microbatch.api.disconnect import ClientGone
 from microbatch.api.errors import CatchErrors, on_client_gone, on_http_exception, on_microbatch_error
+from microbatch.api.event_sender import StreamRules
 from microbatch.api.health import Health
 from microbatch.api.limits import LimitBody
 from microbatch.api.metrics import EngineMetrics
@@ -39,13 +40,16 @@ def create_app(
     limits: RequestLimits = RequestLimits(),
     rates: RateLimiter | None = None,
     cors_origins: Sequence[str] = (),
+    heartbeat_s: float = 15.0,
+    send_timeout_s: float = 30.0,
+    max_unread_tokens: int = 4096,
 ) -> Starlette:
     """An application that serves ``engine``, alone or mounted in another one; it needs no lifespan.
 
     With ``api_keys``, or keys by the names of their clients, every path but ``/health`` and ``/ready`` wants one of
     them. Pages of ``cors_origins`` may call the API from a browser; ``*`` stands for all. ``served_model_names``
     replace the engine's own name; the first is the main one. ``max_prompts`` bounds the prompts of one completions
-    request.
+    request. The last three concern event streams, as ``StreamRules`` says.
     """
     models = ServedModels(engine, served_model_names)
     metrics = EngineMetrics(engine)
@@ -80,6 +84,7 @@ def create_app(
         },
     )
     app.state.limits, app.state.rates = limits, rates
+    app.state.streaming = StreamRules(heartbeat_s, send_timeout_s, max_unread_tokens, metrics.reader_dropped)
     app.router.redirect_slashes = False  # a redirect is not an error body, and clients drop their key on the way
     return app
 

@@ -24,16 +24,17 @@ async def while_connected(receive: Receive, work: Callable[[], Awaitable[T]]) ->
     errors: list[Exception] = []
     async with anyio.create_task_group() as group:
 
-        async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
+        async def run() -> None:
+            try:
+                results.append(await work())
+            except Exception as error:  # kept, since leaving a task group would wrap it in a group
+                errors.append(error)
             group.cancel_scope.cancel()
 
-        group.start_soon(watch)
-        try:
-            results.append(await work())
-        except Exception as error:  # kept, since leaving a task group would wrap it in a group
-            errors.append(error)
+        # The work has the new task: it wakes for every token, and each time all calls around it would be gone through.
+        group.start_soon(run)
+        while (await receive())["type"] != "http.disconnect":
+            pass
         group.cancel_scope.cancel()
     if errors:
         raise errors[0]

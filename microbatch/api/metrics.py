@@ -24,6 +24,7 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RATIOS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 CLOSE_REASONS: Final = ("size", "window", "idle", "memory", "drain")
 REJECTIONS: Final = ("queue_full", "context_length", "draining", "dead", "rate_limit")
+DROPS: Final = ("timeout", "unread")
 
 
 class EngineMetrics(Observer):
@@ -47,6 +48,7 @@ class EngineMetrics(Observer):
         )
         self._finished = self._counter("request_success", "Requests that ended, by reason.", "finished_reason")
         self._rejected = self._counter("admission_rejections", "Requests refused at the door, by reason.", "reason")
+        self._dropped = self._counter("slow_readers_dropped", "Streams whose client did not read, by reason.", "reason")
         self._closed = self._counter("batch_closed", "Batches closed, by reason.", "reason")
         self._batch_size = self._histogram("batch_size", "Sequences in a batch when it was closed.", SIZES)
         self._useful = self._histogram("useful_token_ratio", "Share of a step's tokens that is not padding.", RATIOS)
@@ -93,6 +95,10 @@ class EngineMetrics(Observer):
         """Count a refusal."""
         self._rejected.labels(reason).inc()
 
+    def reader_dropped(self, reason: str) -> None:
+        """Count a stream that was given up because its client did not read."""
+        self._dropped.labels(reason).inc()
+
     def preempted(self, count: int) -> None:
         """Count preempted sequences."""
         self._preemptions.inc(count)
@@ -137,6 +143,8 @@ class EngineMetrics(Observer):
             self._finished.labels(reason.value)
         for name in CLOSE_REASONS:
             self._closed.labels(name)
+        for name in DROPS:
+            self._dropped.labels(name)
         for name in REJECTIONS:
             self._rejected.labels(name)
         for name in ("declared", "other"):

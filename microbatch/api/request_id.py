@@ -8,6 +8,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+#: Where the first middleware puts its own ``send``. Those behind it look at the start of a response alone, so what
+#: sends thousands of pieces a second need not pass them with each.
+SEND_BODY: Final = "send_body"
 _VALID: Final = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -25,7 +28,9 @@ class RequestId:
             await self.app(scope, receive, send)
             return
         request_id = _given(scope) or secrets.token_hex(16).encode()
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id.decode()
+        state[SEND_BODY] = send
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -7,70 +7,60 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from microbatch.api.disconnect import ClientGone, while_connected
 from microbatch.api.errors import as_microbatch_error, error_body, error_response
+from microbatch.api.event_sender import EventSender, StreamRules
 from microbatch.errors import MicrobatchError
 
 logger = logging.getLogger("microbatch.api")
 
-#: Gives one event out; ``content`` becomes its JSON.
-Emit = Callable[[object], Awaitable[None]]
-
-_HEADERS: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+#: Where a server that can do it puts a call that closes the connection without sending what is left.
+ABORT_CONNECTION: Final = "abort_connection"
 
 
 class EventStream(Response):
-    """Runs ``produce(emit)`` and sends its events, then ``data: [DONE]``.
+    """Runs ``produce(sender)`` and sends its events, then ``data: [DONE]``.
 
-    The status line goes out with the first event, so an error before it is still a response of its own status; an error
-    after it is one event ``{"error": ...}``. A client that leaves cancels ``produce``.
+    The status line goes out with the first event or heartbeat, so an error before it is still a response of its own
+    status; an error after it is one event ``{"error": ...}``. A client that leaves, or does not read, cancels
+    ``produce``.
     """
 
-    def __init__(self, produce: Callable[[Emit], Awaitable[None]]) -> None:
+    def __init__(self, produce: Callable[[EventSender], Awaitable[None]], rules: StreamRules = StreamRules()) -> None:
         super().__init__(media_type="text/event-stream")
         self._produce = produce
-        self._started = False
+        self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            error = await while_connected(receive, lambda: self._run(send))
+            error = await while_connected(receive, lambda: self._run(scope, send))
         except ClientGone:
             return
         if error is not None:
             await error_response(error)(scope, receive, send)
 
-    async def _run(self, send: Send) -> MicrobatchError | None:
+    async def _run(self, scope: Scope, send: Send) -> MicrobatchError | None:
         """Send the stream; an error that came before anything was sent is returned."""
-        order = anyio.Lock()  # several choices may have news at once, the status line goes first
+        with anyio.CancelScope() as work, EventSender(scope, send, self._rules, work.cancel) as sender:
+            return await self._send_all(sender)
+        abort = scope.get("state", {}).get(ABORT_CONNECTION)
+        if abort is not None:
+            abort()
+        raise ClientGone
 
-        async def emit(content: object) -> None:
-            async with order:
-                await self._send(send, b"data: " + msgspec.json.encode(content) + b"\n\n")
-
+    async def _send_all(self, sender: EventSender) -> MicrobatchError | None:
         try:
-            await self._produce(emit)
+            await self._produce(sender)
         except OSError as error:  # how a server says that the connection is closed
             raise ClientGone from error
         except Exception as error:
             if not isinstance(error, MicrobatchError):
                 logger.exception("unexpected error in a stream")
-            if not self._started:
+            if not sender.started:
                 return as_microbatch_error(error)
-            await emit(error_body(as_microbatch_error(error)))
-        await self._send(send, b"data: [DONE]\n\n")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await sender.events([error_body(as_microbatch_error(error))])
+        await sender.end()
         return None
-
-    async def _send(self, send: Send, data: bytes) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        await send({"type": "http.response.body", "body": data, "more_body": True})

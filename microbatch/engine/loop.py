@@ -31,6 +31,9 @@ _MAX_RETRY_AFTER_S = 120
 #: The interpreter lets one thread run at a time. What is told to the clients right after a step was handed over would
 #: hold up its beginning; so much later the step is in the model's arithmetic, which needs no interpreter.
 _HEAD_START_S = 0.001
+#: To tell a client costs the same however many tokens are told. So where many sequences make quick steps, the tokens of
+#: several steps are told at once: not before this time for each running sequence has passed since the last telling.
+_TELL_EVERY_S = 40e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class EngineLoop:
         self._worker = WorkerThread("microbatch-executor")
         self._idle = anyio.Event()
         self._stopped = False
+        self._told_at = 0.0
 
     # ---- called by others
 
@@ -166,8 +170,11 @@ class EngineLoop:
     async def _step(self, plan: StepPlan) -> None:
         step = self._worker.call(self._executor.execute, plan)
         if self.core.has_news:
-            await asyncio.wait((step,), timeout=_HEAD_START_S)
-            self.core.deliver()
+            due = self._told_at + _TELL_EVERY_S * len(plan.sequences)
+            await asyncio.wait((step,), timeout=max(_HEAD_START_S, due - time.monotonic()))
+            if not step.done() or time.monotonic() >= due:
+                self.core.deliver()
+                self._told_at = time.monotonic()
         try:
             result = await step
         except Exception as error:

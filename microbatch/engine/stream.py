@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
 from types import TracebackType
@@ -11,6 +11,7 @@ from microbatch.core.plan import Delta
 from microbatch.core.ports import Detokenizer
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.sequence import Sequence
+from microbatch.engine.bell import Bell
 from microbatch.engine.outputs import Choice, ChoiceDelta, RequestOutput, Timings, Usage
 from microbatch.engine.unread import Unread
 
@@ -39,7 +40,9 @@ class RequestStream:
         self._wait_for_end = False
         self._open = set(range(request.params.n))
         self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._bell = Bell()
+        self._max_unread = sys.maxsize
+        self._overrun: Callable[[], None] = self.abort
         self._sequences: dict[int, Sequence] = {}
         self._finished_at: float | None = None
 
@@ -75,6 +78,8 @@ class RequestStream:
         detokenizer, unread = self._detokenizers[index], self._unread[index]
         if delta.token_id is not None:
             unread.add(detokenizer.push(delta.token_id), delta.token_id, delta.logprobs)
+            if len(unread.token_ids) > self._max_unread:
+                self._overrun()
         if not unread.in_line:
             unread.in_line = True
             self._ready.append(unread)
@@ -84,9 +89,19 @@ class RequestStream:
 
     def wake(self) -> None:
         """Let the reader run, unless it wants the whole answer and there is more to come."""
-        waiter = self._waiter
-        if waiter is not None and not waiter.done() and not (self._wait_for_end and self._open):
-            waiter.set_result(None)
+        if not (self._wait_for_end and self._open):
+            self._bell.ring()
+
+    def listen(self, bell: Bell, max_unread: int, overrun: Callable[[], None]) -> None:
+        """For a reader of several streams: wake it by ``bell``, who then calls ``take``. ``overrun`` is called when it
+        has left more than ``max_unread`` tokens of a choice unread."""
+        self._bell, self._max_unread, self._overrun = bell, max_unread, overrun
+
+    def take(self) -> list[ChoiceDelta]:
+        """Everything that is unread now, one delta for each choice that has news."""
+        deltas = [unread.take() for unread in self._ready]
+        self._ready.clear()
+        return deltas
 
     def fail(self, error: Exception) -> None:
         """End every open choice with ``error``; used when no sequence can tell it (a dead engine)."""
@@ -120,7 +135,7 @@ class RequestStream:
                 yield self._ready.popleft().take()
             if not self._open:
                 break
-            await self._news()
+            await self._bell.wait()
         if self._error is not None:
             raise self._error
 
@@ -128,7 +143,7 @@ class RequestStream:
         """Read to the end and return the whole answer; raises the error of the request, if any."""
         self._wait_for_end = True
         while self._open:
-            await self._news()
+            await self._bell.wait()
         if self._error is not None:
             raise self._error
         self._ready.clear()
@@ -157,10 +172,6 @@ class RequestStream:
             self._error = error
         if not self._open:
             self._finished_at = self._clock()
-
-    async def _news(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
 
     def __repr__(self) -> str:
         return f"<RequestStream {self.request_id} open={sorted(self._open)} unread={len(self._ready)}>"

@@ -49,6 +49,7 @@ class FakeEngine:
     max_model_len: int = 512
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     requests: list[Request] = field(default_factory=list)
+    streams: list[RequestStream] = field(default_factory=list)
     messages: list[dict[str, object]] = field(default_factory=list)
     options: ChatOptions = ChatOptions()
     aborted: list[str] = field(default_factory=list)
@@ -101,6 +102,7 @@ class FakeEngine:
         self.requests.append(request)
         detokenizers = [self.tokenizer.detokenizer(params.stop, params.shown_tokens) for _ in range(params.n)]
         stream = RequestStream(request, detokenizers, self._abort, lambda: 0.0)
+        self.streams.append(stream)
         script = self.scripts.popleft() if self.scripts else self.default
         self.running[request.request_id] = asyncio.get_running_loop().create_task(self._run(stream, script))
         return stream

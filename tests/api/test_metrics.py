@@ -34,6 +34,7 @@ FAMILIES = {
     "generation_tokens": "counter",
     "request_success": "counter",
     "admission_rejections": "counter",
+    "slow_readers_dropped": "counter",
     "batch_closed": "counter",
     "batch_size": "histogram",
     "useful_token_ratio": "histogram",

@@ -11,6 +11,7 @@ from anyio import to_thread
 
 from microbatch.core.plan import StepPlan
 from microbatch.core.request import FinishReason, SamplingParams
+from microbatch.engine.bell import Bell
 from microbatch.engine.client import AsyncEngine
 from microbatch.engine.stats import Observer, RequestRecord
 from microbatch.errors import (
@@ -135,13 +136,13 @@ async def test_a_whole_answer_wakes_its_reader_once() -> None:
     async with make_engine(FakeExecutor(script("abcdefgh"))) as engine:
         stream = engine.submit(list(b"say>"), GREEDY)
         wakes: list[bool] = []
-        wait = stream._news
 
-        async def counted() -> None:
-            await wait()
-            wakes.append(stream.finished)
+        class CountedBell(Bell):
+            async def wait(self) -> None:
+                await super().wait()
+                wakes.append(stream.finished)
 
-        stream._news = counted  # type: ignore[method-assign]
+        stream.listen(CountedBell(), 9, pytest.fail)
         assert (await stream.collect()).text == "abcdefgh" and wakes == [True]
 
 

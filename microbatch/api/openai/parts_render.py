@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from microbatch.api.openai.answer_form import AnswerForm, AnswerReader
 from microbatch.api.openai.render import TOLD, ChatRenderer, Envelope
 from microbatch.core.plan import TokenLogprobs
@@ -22,7 +24,7 @@ class PartsRenderer(ChatRenderer):
         self._form = form
         self._streams = [_Stream(form) for _ in range(params.n)]
 
-    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
+    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[msgspec.Raw]:
         """The role once, then the parts, and the end in a chunk of its own. Log-probabilities go with the first part
         that comes with or after their tokens."""
         stream, ends = self._streams[delta.index], delta.finish_reason in TOLD

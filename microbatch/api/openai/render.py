@@ -7,6 +7,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
+from microbatch.api.openai.frames import Frame
 from microbatch.api.openai.logprobs import CompletionLogprobs, chat_logprobs
 from microbatch.core.ports import Tokenizer
 from microbatch.core.request import FinishReason, SamplingParams
@@ -28,7 +31,7 @@ class Renderer(Protocol):
         """The whole answer."""
         ...
 
-    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
+    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[msgspec.Raw]:
         """What a stream sends for a delta; may be nothing."""
         ...
 
@@ -58,9 +61,10 @@ class Envelope:
             **more,
         }
 
-    def chunk(self, choice: dict[str, object], kind: str = "") -> dict[str, object]:
+    def chunk(self, choice: dict[str, object], kind: str = "") -> msgspec.Raw:
         """A chunk with one choice; with ``include_usage`` all chunks but the last have a null usage."""
-        return self.wrap([choice], kind, **({"usage": None} if self._include_usage else {}))
+        chunk = self.wrap([choice], kind, **({"usage": None} if self._include_usage else {}))
+        return msgspec.Raw(msgspec.json.encode(chunk))
 
 
 class CompletionRenderer:
@@ -74,6 +78,7 @@ class CompletionRenderer:
         self._params = params
         self._echoes = echoes
         self._begun: dict[int, CompletionLogprobs] = {}
+        self._frames: dict[int, Frame] = {}
 
     @property
     def answer_id(self) -> str:
@@ -85,9 +90,12 @@ class CompletionRenderer:
         choices = [self._choice(i, choice) for i, output in enumerate(outputs) for choice in output.choices]
         return self._envelope.wrap(choices, usage=usage_body(output.usage for output in outputs))
 
-    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
+    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[msgspec.Raw]:
         """One chunk, or none while there is nothing to show."""
-        begins = prompt_index * self._params.n + delta.index not in self._begun
+        index = prompt_index * self._params.n + delta.index
+        begins = index not in self._begun
+        if delta.text and not (begins or delta.logprobs or delta.finish_reason):
+            return [self._frame(index).fill(delta.text)]
         choice = self._choice(prompt_index, delta)
         if not (choice["text"] or choice["logprobs"] or choice["finish_reason"] or (begins and self._echoes)):
             return []
@@ -96,6 +104,13 @@ class CompletionRenderer:
     def usage_chunk(self, usages: Iterable[Usage]) -> dict[str, object]:
         """The last chunk."""
         return self._envelope.wrap([], usage=usage_body(usages))
+
+    def _frame(self, index: int) -> Frame:
+        """The chunk of a choice that goes on, with text alone: nearly all there are."""
+        if index not in self._frames:
+            choice = {"index": index, "logprobs": None, "finish_reason": None}
+            self._frames[index] = Frame(lambda text: self._envelope.chunk({**choice, "text": text}))
+        return self._frames[index]
 
     def _choice(self, prompt_index: int, part: Choice | ChoiceDelta) -> dict[str, object]:
         index = prompt_index * self._params.n + part.index
@@ -120,6 +135,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._params = params
         self._begun: set[int] = set()
+        self._frames: dict[int, Frame] = {}
 
     @property
     def answer_id(self) -> str:
@@ -132,15 +148,17 @@ class ChatRenderer:
         choices = [self._choice(choice) for choice in output.choices]
         return self._envelope.wrap(choices, usage=usage_body([output.usage]))
 
-    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
+    def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[msgspec.Raw]:
         """The role once, then the text, and the end in a chunk of its own."""
         chunks = []
         logprobs = self._logprobs(delta)
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}))
-        if delta.text or logprobs:
+        if logprobs:
             chunks.append(self._chunk(delta.index, {"content": delta.text}, logprobs))
+        elif delta.text:
+            chunks.append(self._frame(delta.index).fill(delta.text))
         if delta.finish_reason in TOLD:
             chunks.append(self._chunk(delta.index, {}, finish_reason=TOLD[delta.finish_reason]))
         return chunks
@@ -159,9 +177,15 @@ class ChatRenderer:
 
     def _chunk(
         self, index: int, delta: dict[str, Any], logprobs: object = None, finish_reason: str | None = None
-    ) -> dict[str, object]:
+    ) -> msgspec.Raw:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self._envelope.chunk(choice, "chat.completion.chunk")
+
+    def _frame(self, index: int) -> Frame:
+        """The chunk with text alone: nearly all there are."""
+        if index not in self._frames:
+            self._frames[index] = Frame(lambda text: self._chunk(index, {"content": text}))
+        return self._frames[index]
 
     def _logprobs(self, part: Choice | ChoiceDelta) -> dict[str, object] | None:
         if self._params.logprobs is None or not part.logprobs:

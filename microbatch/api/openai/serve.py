@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from microbatch.api.disconnect import gather, while_connected
 from microbatch.api.errors import json_response
+from microbatch.api.event_sender import EventSender
 from microbatch.api.openai.render import Renderer
 from microbatch.api.openai.schema import SamplingFields
 from microbatch.api.ports import ServingEngine
 from microbatch.api.rates import RateLimiter
-from microbatch.api.sse import Emit, EventStream
+from microbatch.api.sse import EventStream
 from microbatch.core.request import FinishReason, SamplingParams
 from microbatch.engine.outputs import RequestOutput
 from microbatch.engine.stream import RequestStream
@@ -54,7 +56,7 @@ async def serve(
         raise
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(functools.partial(_stream, streams, renderer, include_usage))
+        return EventStream(functools.partial(_stream, streams, renderer, include_usage), request.app.state.streaming)
     outputs = await while_connected(request.receive, lambda: _collect(streams))
     return json_response(renderer.body(outputs))
 
@@ -100,26 +102,37 @@ async def _collect(streams: Sequence[RequestStream]) -> list[RequestOutput]:
         _abort(streams)
 
 
-async def _stream(streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, emit: Emit) -> None:
-    """Send chunks of all streams as they come, then the usage."""
-
-    async def pump(index: int, stream: RequestStream) -> None:
-        failed: FinishReason | None = None
-        async for delta in stream:
-            for chunk in renderer.chunks(index, delta):
-                await emit(chunk)
-            failed = delta.finish_reason if delta.finish_reason in _NOT_TOLD else failed
-        _check_end(failed)
-
+async def _stream(
+    streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, sender: EventSender
+) -> None:
+    """Send chunks of all streams as they come, then the usage. While a client is slow its news pile up unread, joined
+    to one delta for each choice; nothing but that waits for it."""
+    for stream in streams:
+        stream.listen(sender.bell, sender.rules.max_unread_tokens, sender.overrun)
+    running = dict(enumerate(streams))
     try:
-        await gather([functools.partial(pump, index, stream) for index, stream in enumerate(streams)])
+        while running:
+            chunks: list[msgspec.Raw] = []
+            ends: list[FinishReason] = []
+            for index, stream in running.items():
+                for delta in stream.take():
+                    chunks += renderer.chunks(index, delta)
+                    if delta.finish_reason is not None:
+                        ends.append(delta.finish_reason)
+            ended = [index for index, stream in running.items() if stream.finished]
+            if chunks:
+                await sender.events(chunks)
+            for reason in ends:
+                _check_end(reason)
+            for index in ended:
+                if (error := running.pop(index).error) is not None:
+                    raise error
+            if not (ended or chunks):
+                await sender.news()
     finally:
         _abort(streams)
     if include_usage:
-        await emit(renderer.usage_chunk(stream.usage() for stream in streams))
-
-
-_NOT_TOLD = (FinishReason.ABORT, FinishReason.ERROR)
+        await sender.events([renderer.usage_chunk(stream.usage() for stream in streams)])
 
 
 def _check_end(reason: FinishReason | None) -> None:
