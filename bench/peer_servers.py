@@ -30,14 +30,15 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """A server: its command with ``{port}`` to be filled in, the name of its model, fields that it does not take,
-    and what its figures mean where that is not as for the others."""
+    """A server: its command with ``{port}`` to be filled in, the name of its model, fields that it does not take
+    and others that it needs, and what its figures mean where that is not as for the others."""
 
     name: str
     command: list[str]
     model: str
     version: str
     leave_out: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
@@ -76,7 +77,8 @@ def known_peers(chosen: Mapping[str, Any]) -> list[Peer]:
     if chosen["transformers"]:
         command = [chosen["transformers"], "serve", "--continuous-batching", "--port", "{port}", "--dtype", "float32"]
         version = _version([chosen["transformers"], "version"])
-        peers.append(Peer("transformers", command, model, version, ("ignore_eos", "cache_salt")))
+        endless = {"generation_config": '{"do_sample": false, "eos_token_id": -1, "max_new_tokens": 2048}'}
+        peers.append(Peer("transformers", command, model, version, ("ignore_eos", "cache_salt"), endless))
     if chosen.get("litserve"):
         command = [chosen["litserve"], str(PROGRAMS / "litserve_generate.py"), "{port}", model]
         version = _version([chosen["litserve"], "-c", "import litserve; print(litserve.__version__)"])

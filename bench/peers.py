@@ -36,6 +36,7 @@ async def stream(client: httpx.AsyncClient, peer: Peer, prompt: str, tokens: int
     """(sent, first token, end) of one completion, in seconds; it must have had all its tokens."""
     body = {"model": peer.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     body |= {"ignore_eos": True, "stream_options": {"include_usage": True}, "cache_salt": str(random.random())}
+    body |= peer.fields
     for name in peer.leave_out:
         del body[name]
     sent, first, used = time.perf_counter(), 0.0, None

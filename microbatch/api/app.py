@@ -23,6 +23,7 @@ from microbatch.api.metrics import EngineMetrics
 from microbatch.api.openai.chat import ChatCompletions
 from microbatch.api.openai.completions import Completions
 from microbatch.api.openai.models import Models, ServedModels
+from microbatch.api.openapi import OpenAPI
 from microbatch.api.ports import ServingEngine
 from microbatch.api.rates import RateLimiter
 from microbatch.api.request_id import RequestId
@@ -65,6 +66,7 @@ def create_app(
         ChatCompletions(engine, models),
     )
     routes = [route for part in parts for route in part.routes()]
+    routes += OpenAPI(routes, bool(api_keys)).routes()
     app = Starlette(
         routes=routes,
         middleware=[
