@@ -60,12 +60,13 @@ class Residents:
     def _begin(self, sequence: Sequence) -> int | None:
         """Share what is cached and swap in the rest, if it was swapped out; the number of tokens that are computed."""
         kv, seq_id, tokens = self._kv, sequence.seq_id, sequence.token_ids
-        cached = kv.begin(seq_id, tokens, len(tokens), sequence.request.cache_salt)
+        known = () if sequence.scores_prompt else tokens  # logits of cached tokens are gone
+        cached = kv.begin(seq_id, known, len(tokens), sequence.request.cache_salt)
         if cached is None:
             return None
         sequence.next_full = cached + self.block_size
         if not sequence.num_swapped_tokens:
-            self._counters.prefix_query_tokens += len(tokens)
+            self._counters.prefix_query_tokens += len(known)
             self._counters.prefix_hit_tokens += cached
             return cached
         swapped = kv.swap_in(seq_id)
