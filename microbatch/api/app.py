@@ -19,6 +19,7 @@ from microbatch.api.metrics import EngineMetrics
 from microbatch.api.openai.chat import ChatCompletions
 from microbatch.api.openai.completions import Completions
 from microbatch.api.openai.models import Models, ServedModels
+from microbatch.api.openai.tokenize import Tokenize
 from microbatch.api.ports import ServingEngine
 from microbatch.api.request_id import RequestId
 from microbatch.errors import MicrobatchError
@@ -46,6 +47,7 @@ def create_app(
         Models(models),
         Completions(engine, models, max_prompts),
         ChatCompletions(engine, models),
+        Tokenize(engine, models),
     )
     app = Starlette(
         routes=[route for part in parts for route in part.routes()],

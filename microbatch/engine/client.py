@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ class EngineParts:
     shares_prefixes: bool = True
     queue_timeout_s: float | None = None
     request_timeout_s: float | None = None
+    #: Tells clients of one served model and its precision from those of another.
+    fingerprint: str = ""
 
 
 class AsyncEngine:
@@ -138,6 +141,11 @@ class AsyncEngine:
         return self._name if self._parts is None else self._parts.model_name
 
     @property
+    def fingerprint(self) -> str:
+        """Changes when the answers of the model may change: another model, version or precision."""
+        return self.parts.fingerprint
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self.parts.max_model_len
@@ -165,10 +173,10 @@ class AsyncEngine:
 
     # ---- prompts
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text prompt. Runs in a worker thread, one at a time."""
-        tokenizer = self.parts.tokenizer
-        return await to_thread.run_sync(tokenizer.encode, text, limiter=self._encoding)
+        encode = partial(self.parts.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await to_thread.run_sync(encode, limiter=self._encoding)
 
     async def encode_chat(self, messages: SequenceABC[Message]) -> list[int]:
         """Token ids of a conversation, the declared system prompt in front when it brings no system message."""
@@ -219,7 +227,7 @@ class AsyncEngine:
         stream = RequestStream(request, detokenizers, loop.abort, loop.clock)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         room = parts.max_model_len - len(prompt_token_ids)
-        total = len(prompt_token_ids) + min(room, params.max_tokens or room)
+        total = len(prompt_token_ids) + (room if params.max_tokens is None else min(room, params.max_tokens))
         loop.submit(request, stream, seed=seed, max_total_tokens=total, pin_prompt=pin_prompt)
         return stream
 
@@ -266,11 +274,11 @@ class AsyncEngine:
             raise InvalidRequestError("the prompt has no tokens", param="prompt")
         if not all(isinstance(i, int) for i in token_ids):
             raise InvalidRequestError("token ids must be whole numbers", param="prompt")
-        if len(token_ids) >= parts.max_model_len:
+        if len(token_ids) + (params.max_tokens != 0) > parts.max_model_len:
             parts.loop.core.observers.request_rejected("context_length")
             raise ContextLengthError(
                 f"the prompt has {len(token_ids)} tokens; the context of {parts.max_model_len} tokens must hold it"
-                " and at least one more",
+                + (" and at least one more" if params.max_tokens != 0 else ""),
                 param="prompt",
             )
         for name, ids in (

@@ -111,7 +111,8 @@ async def test_top_logprobs_out_of_range(top: int) -> None:
     [
         (COMPLETIONS, {"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
         (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of"),
-        (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
+        (COMPLETIONS, {"best_of": 2, "n": 1, "stream": True}, "best_of"),
+        (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
         (CHAT, {"max_completion_tokens": 2, "temperature": -1}, "temperature"),
         (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs"),

@@ -38,6 +38,6 @@ class ChatCompletions:
         params = chat_params(body)
         encoded = await self._engine.encode_chat(read_messages(body.messages))
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        envelope = Envelope("chatcmpl", "chat.completion", model, include_usage)
+        envelope = Envelope("chatcmpl", "chat.completion", model, include_usage, self._engine.fingerprint)
         renderer = ChatRenderer(envelope, self._engine.tokenizer, params)
         return await serve(request, self._engine, body, [encoded], params, renderer)

@@ -12,6 +12,7 @@ from microbatch.api.disconnect import gather, while_connected
 from microbatch.api.errors import json_response
 from microbatch.api.openai.render import Renderer
 from microbatch.api.openai.schema import SamplingFields
+from microbatch.api.openai.timings import queue_header, timings_body, wants_timings
 from microbatch.api.ports import ServingEngine
 from microbatch.api.sse import Emit, EventStream
 from microbatch.core.request import FinishReason, SamplingParams
@@ -45,11 +46,17 @@ async def serve(
     except BaseException:
         _abort(streams)
         raise
+    renderer.begin(streams)
+    timed = wants_timings(request)
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(functools.partial(_stream, streams, renderer, include_usage))
+        return EventStream(functools.partial(_stream, streams, renderer, include_usage, timed))
     outputs = await while_connected(request.receive, lambda: _collect(streams))
-    return json_response(renderer.body(outputs))
+    answer = renderer.body(outputs)
+    if not timed:
+        return json_response(answer)
+    timings = timings_body(output.timings for output in outputs)
+    return json_response({**answer, "timings": timings}, headers=queue_header(timings))
 
 
 def _check_room(engine: ServingEngine, wanted: int) -> None:
@@ -81,8 +88,10 @@ async def _collect(streams: Sequence[RequestStream]) -> list[RequestOutput]:
         _abort(streams)
 
 
-async def _stream(streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, emit: Emit) -> None:
-    """Send chunks of all streams as they come, then the usage."""
+async def _stream(
+    streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, timed: bool, emit: Emit
+) -> None:
+    """Send chunks of all streams as they come, then the usage and the timings."""
 
     async def pump(index: int, stream: RequestStream) -> None:
         failed: FinishReason | None = None
@@ -96,8 +105,19 @@ async def _stream(streams: Sequence[RequestStream], renderer: Renderer, include_
         await gather([functools.partial(pump, index, stream) for index, stream in enumerate(streams)])
     finally:
         _abort(streams)
-    if include_usage:
-        await emit(renderer.usage_chunk(stream.usage() for stream in streams))
+    if include_usage or timed:
+        await emit(_last_chunk(streams, renderer, include_usage, timed))
+
+
+def _last_chunk(
+    streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, timed: bool
+) -> dict[str, object]:
+    chunk = renderer.usage_chunk(stream.usage() for stream in streams)
+    if not include_usage:
+        del chunk["usage"]
+    if timed:
+        chunk["timings"] = timings_body(stream.timings() for stream in streams)
+    return chunk
 
 
 _NOT_TOLD = (FinishReason.ABORT, FinishReason.ERROR)
