@@ -67,9 +67,7 @@ class HFTokenizer:
         """Text of token ids, special tokens left out: what a detokenizer without stop texts gives. Or with their names,
         as the tokenizer itself decodes."""
         if not skip_special_tokens:
-            text: str = self._raw.decode(
-                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
+            text: str = self._raw.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
             return text
         joiner = self._joiner()
         return "".join([joiner.push(token_id) for token_id in token_ids]) + joiner.finish()

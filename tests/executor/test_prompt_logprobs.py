@@ -14,6 +14,7 @@ from microbatch.core.request import FinishReason, Request, SamplingParams
 from microbatch.core.scheduler import Scheduler
 from microbatch.core.sequence import Sequence
 from microbatch.executor import prompt_scores
+from microbatch.executor.head import Head
 from microbatch_kernels.manager import PagedKVManager
 from tests.executor import test_generate, test_paged
 from tests.executor.tiny import FAMILIES, FOREIGN, greedy_alone, tiny_model
@@ -142,9 +143,9 @@ def test_what_is_not_a_number_is_an_error_and_no_score(policy: str, monkeypatch:
     else:
         executor = test_paged.executor_for(model)
         s = Scheduler(kv, ContinuousPolicy(max_num_seqs=8))
-    logits = prompt_scores.Head.logits
-    monkeypatch.setattr(prompt_scores.Head, "fits", lambda *arguments: True)
-    monkeypatch.setattr(prompt_scores.Head, "logits", lambda self, hidden: logits(self, hidden) * float("nan"))
+    logits = Head.logits
+    monkeypatch.setattr(Head, "fits", lambda *arguments: True)
+    monkeypatch.setattr(Head, "logits", lambda self, hidden: logits(self, hidden) * float("nan"))
     reasons = [sequence.finish_reason for sequence in run(s, executor)]
     assert reasons == [FinishReason.LENGTH, FinishReason.ERROR] * 2 + [FinishReason.LENGTH]
     executor.close()

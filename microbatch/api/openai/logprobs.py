@@ -44,8 +44,11 @@ class CompletionLogprobs:
         """Characters of the echoed text that end with this token."""
         piece = self._detokenizer.push(token_id)
         name, data = self._tokenizer.token_text(token_id)
-        spelled = not piece and name and name.encode("utf-8") == data and text.startswith(name, self._offset)
-        return len(name) if spelled else len(piece)
+        if not piece and name.encode("utf-8") == data and text.startswith(name, self._offset):
+            return len(name)
+        while piece.startswith(" ") and not text.startswith(piece, self._offset):
+            piece = piece[1:]  # a marker that the tokenizer sets behind special tokens
+        return len(piece)
 
     def entries(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, object]:
         """Entries of the next tokens. The chosen one is among the alternatives even if it is not one of the best."""

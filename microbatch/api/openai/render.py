@@ -46,9 +46,7 @@ class Renderer(Protocol):
 class Envelope:
     """What every body and chunk of one answer shares."""
 
-    def __init__(
-        self, prefix: str, kind: str, model: str, include_usage: bool = False, fingerprint: str = ""
-    ) -> None:
+    def __init__(self, prefix: str, kind: str, model: str, include_usage: bool = False, fingerprint: str = "") -> None:
         self.answer_id = f"{prefix}-{secrets.token_hex(12)}"
         self._kind = kind
         self._model = model
@@ -106,9 +104,10 @@ class CompletionRenderer:
         """The whole answer; of more choices than were asked for, the best."""
         kept = [keep_best(output, self._params.n) for output in outputs]
         choices = [self._choice(i, choice) for i, output in enumerate(kept) for choice in output.choices]
-        for choice in choices if self._prompt_top is not None else ():
-            stream = self._streams[choice["index"] // self._params.n]
-            choice["prompt_logprobs"] = _prompt_logprobs(self._tokenizer, stream, self._prompt_top)
+        if self._prompt_top is not None:
+            for choice in choices:
+                stream = self._streams[choice["index"] // self._params.n]
+                choice["prompt_logprobs"] = _prompt_logprobs(self._tokenizer, stream, self._prompt_top)
         return self._envelope.wrap(choices, usage=usage_body(output.usage for output in outputs))
 
     def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
@@ -139,7 +138,6 @@ class CompletionRenderer:
             "logprobs": joined(entries),
             "finish_reason": TOLD.get(part.finish_reason) if part.finish_reason else None,
         }
-
 
     def _prompt_entries(self, prompt_index: int, logprobs: CompletionLogprobs) -> list[dict[str, object]]:
         stream, echoes = self._streams[prompt_index], self._echoes or ()
@@ -180,11 +178,11 @@ class ChatRenderer:
             }
             for choice in output.choices
         ]
-        more: dict[str, object] = {}
+        body = self._envelope.wrap(choices, usage=usage_body([output.usage]))
         if self._params.prompt_logprobs is not None:
             (stream,) = self._streams
-            more["prompt_logprobs"] = _prompt_logprobs(self._tokenizer, stream, self._params.prompt_logprobs)
-        return self._envelope.wrap(choices, usage=usage_body([output.usage]), **more)
+            body["prompt_logprobs"] = _prompt_logprobs(self._tokenizer, stream, self._params.prompt_logprobs)
+        return body
 
     def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[dict[str, object]]:
         """The role once, then the text, and the end in a chunk of its own."""

@@ -59,7 +59,9 @@ class Tokenize:
             raise InvalidRequestError("give either prompt or messages", param="prompt")
         if body.messages is not None:
             if body.add_special_tokens:
-                raise UnsupportedError("add_special_tokens: the template writes them itself", param="add_special_tokens")
+                raise UnsupportedError(
+                    "add_special_tokens: the template writes them itself", param="add_special_tokens"
+                )
             return await self._engine.encode_chat(read_messages(body.messages))
         assert body.prompt is not None
         return await self._engine.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
