@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Collection
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from microbatch import __version__
 from microbatch.core.policies import ContinuousPolicy, WindowPolicy, make_policy
 from microbatch.core.policy import Policy
 from microbatch.core.ports import Executor, Forms, KVManager, Tokenizer
@@ -129,7 +131,14 @@ def build_engine(settings: Settings, progress: Progress | None = None) -> Engine
         max_num_batched_tokens=step.num_tokens if step.packed else settings.max_num_batched_tokens,
         kv_bytes_per_token=model.store.bytes_per_token,
         shares_prefixes=shares_prefixes,
+        fingerprint=fingerprint_of(settings, loaded.name, str(loaded.dtype)),
     )
+
+
+def fingerprint_of(settings: Settings, name: str, dtype: str) -> str:
+    """Of what decides the numbers that a model computes. The same for the same settings on any machine."""
+    parts = (__version__, name, dtype, settings.quantization, settings.kv_dtype, settings.cpu_weights)
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def with_swap_space(model: PagedModel, gib: float) -> PagedModel:
@@ -216,6 +225,7 @@ def assemble(
     max_num_batched_tokens: int = 2048,
     kv_bytes_per_token: int = 0,
     shares_prefixes: bool = True,
+    fingerprint: str = "",
 ) -> EngineParts:
     """An engine from ready parts; with a fake executor and tokenizer it needs no model."""
     held = kv.max_num_tokens()
@@ -232,6 +242,7 @@ def assemble(
         forms=forms,
         system_prompt=system_prompt,
         shares_prefixes=shares_prefixes,
+        fingerprint=fingerprint,
         queue_timeout_s=queue_timeout_s,
         request_timeout_s=request_timeout_s,
     )

@@ -65,6 +65,14 @@ class Oracle:
             self._known[key] = Reference(out.sequences[0, len(prompt) :].tolist(), gaps)
         return self._known[key]
 
+    def logprobs(self, prompt: list[int]) -> list[float]:
+        """Of each token behind the first, by one plain forward."""
+        import torch
+
+        with torch.no_grad():
+            rows = self._model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        return [float(row[token_id]) for row, token_id in zip(rows, prompt[1:])]
+
     def chat(self, question: str, system: str | None) -> list[int]:
         """Prompt of a conversation, by transformers alone."""
         messages = [{"role": "user", "content": question}]
@@ -150,6 +158,20 @@ async def test_any_order_of_four_prompts_gives_the_same_answers(oracle: Oracle) 
             for i, out in zip(order, outs, strict=True):
                 expected = oracle.greedy(prompts[i])
                 assert list(out.token_ids) == expected.token_ids[:4] or min(expected.gaps[:4]) < TIE
+
+
+@pytest.mark.parametrize("policy", ["continuous", "window"])
+async def test_prompts_are_scored_as_by_a_plain_forward(oracle: Oracle, policy: str) -> None:
+    """Case B60: in a batch of many lengths, in chunks, twice so that a prefix is cached; neighbours are not scored."""
+    prompts = mixed_prompts(oracle)
+    right = [oracle.logprobs(prompt) for prompt in prompts]
+    params = [SamplingParams(max_tokens=k % 2, temperature=0, prompt_logprobs=k % 3) for k in range(len(prompts))]
+    async with Engine(policy=policy, max_model_len=2048, max_num_batched_tokens=256) as engine:
+        for _ in range(2):
+            jobs = [engine.generate(p, q) for p, q in zip(prompts, params, strict=True)]
+            outs = (await asyncio.gather(*jobs, engine.generate(prompts[3], GREEDY)))[:-1]
+            for expected, out in zip(right, outs, strict=True):
+                assert [entry.logprob for entry in out.prompt_logprobs or ()] == pytest.approx(expected, abs=1e-3)
 
 
 async def test_seeds_hold_beside_any_neighbours(embedded_model: Path) -> None:

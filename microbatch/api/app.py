@@ -23,6 +23,7 @@ from microbatch.api.metrics import EngineMetrics
 from microbatch.api.openai.chat import ChatCompletions
 from microbatch.api.openai.completions import Completions
 from microbatch.api.openai.models import Models, ServedModels
+from microbatch.api.openai.tokenize import Tokenize
 from microbatch.api.openapi import OpenAPI
 from microbatch.api.ports import ServingEngine
 from microbatch.api.rates import RateLimiter
@@ -64,6 +65,7 @@ def create_app(
         Models(models),
         Completions(engine, models, max_prompts),
         ChatCompletions(engine, models),
+        Tokenize(engine, models),
     )
     routes = [route for part in parts for route in part.routes()]
     routes += OpenAPI(routes, bool(api_keys)).routes()

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from microbatch.api.openai.schema import ChatRequest, CompletionRequest
+from microbatch.api.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 ERROR_STATUSES: Final[Mapping[int, str]] = {
     400: "The request is wrong; the message says what and where.",
@@ -49,6 +49,12 @@ DESCRIPTIONS: Final[Mapping[str, Description]] = {
     "/v1/models/{id:path}": Description("One of the names.", "A model.", failures=(404, 503), path_parameter="id"),
     "/v1/completions": Description(
         "Complete prompts.", "The answer, or a stream of its chunks.", _STREAM, CompletionRequest, _WORK
+    ),
+    "/tokenize": Description(
+        "Token ids of a text or a conversation.", "The ids.", body=TokenizeRequest, failures=(400, 404, 413, 503)
+    ),
+    "/detokenize": Description(
+        "Text of token ids.", "The text.", body=DetokenizeRequest, failures=(400, 404, 413, 503)
     ),
     "/v1/chat/completions": Description(
         "Answer a conversation.", "The answer, or a stream of its chunks.", _STREAM, ChatRequest, _WORK

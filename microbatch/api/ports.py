@@ -36,7 +36,12 @@ class ServingEngine(Protocol):
         """The tokenizer of the model."""
         ...
 
-    async def encode(self, text: str) -> list[int]:
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the answers of the model may change."""
+        ...
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, without blocking the event loop."""
         ...
 

@@ -50,7 +50,7 @@ class Admission:
         return tuple(admitted), stuck
 
     def _donor(self, sequence: Sequence) -> Sequence | None:
-        if sequence.params.n == 1 or sequence.num_swapped_tokens:
+        if sequence.params.n == 1 or sequence.num_swapped_tokens or sequence.scores_prompt:
             return None
         return find_donor(self._requests.choices(sequence))
 
@@ -59,6 +59,11 @@ class Admission:
         so short that they are faster by themselves."""
         if sequence.params.n == 1 or sequence.num_swapped_tokens:
             return False
+        choices = self._requests.choices(sequence)
+        if (
+            choices[0].scores_prompt and not choices[0].finished
+        ):  # what is told of the prompt comes before any answer to it
+            return sequence.index > 0
         if sequence.num_prompt_tokens <= self._residents.block_size:
             return False
-        return is_prompt_under_way(self._requests.choices(sequence))
+        return is_prompt_under_way(choices)

@@ -21,6 +21,8 @@ class Admitted:
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
     seed: int
+    #: Log-probabilities are wanted of the prompt tokens, from what is fed with this plan on.
+    scores_prompt: bool = False
 
 
 class SequenceStep(NamedTuple):
@@ -77,20 +79,26 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probability of the chosen token and of the best alternatives, from the raw logits of the model."""
+    """Log-probability of the chosen token and of the best alternatives, from the raw logits of the model. ``rank`` of
+    the token among all, from 1; 0 where it was not looked for."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the executor made of a plan: one token for each sequence that samples, or an error in its place."""
+    """What the executor made of a plan: one token for each sequence that samples, or an error in its place.
+
+    ``prompt_logprobs``: of a sequence that scores its prompt, for the prompt tokens behind each position that was fed.
+    """
 
     step_id: int
     token_ids: Mapping[int, int]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
     def problem(self, seq_id: int, samples: bool) -> str | None:
         """What went wrong with one sequence of the plan, or None; ``samples``: it should have been given a token."""

@@ -11,13 +11,15 @@ def sequence_step(sequence: Sequence) -> SequenceStep:
     tokens, start = sequence.token_ids, sequence.num_computed_tokens
     end = start + sequence.num_scheduled_tokens
     fed = (tokens[start],) if end == start + 1 else tuple(tokens[start:end])
-    return SequenceStep(sequence.seq_id, fed, start, sequence.block_ids, end == len(tokens), sequence.params)
+    samples = end == len(tokens) and not sequence.prompt_only
+    return SequenceStep(sequence.seq_id, fed, start, sequence.block_ids, samples, sequence.params)
 
 
 def admission(sequence: Sequence) -> Admitted:
     """What the executor must know of a sequence that enters."""
     output = tuple(sequence.output_token_ids)
-    return Admitted(sequence.seq_id, sequence.request.prompt_token_ids, output, sequence.seed)
+    prompt = sequence.request.prompt_token_ids
+    return Admitted(sequence.seq_id, prompt, output, sequence.seed, sequence.scores_prompt)
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -192,8 +192,8 @@ class Tokenizer(Protocol):
         """Token ids of a text."""
         ...
 
-    def decode(self, token_ids: SequenceABC[int]) -> str:
-        """Text of token ids, special tokens left out."""
+    def decode(self, token_ids: SequenceABC[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, special tokens left out or shown by their names."""
         ...
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:

@@ -36,9 +36,10 @@ class SamplingParams:
 
     ``max_tokens`` None means up to the end of the context. ``top_k`` 0 or -1 is off. ``logit_bias`` maps a token id to
     a value in [-100, 100] that is added to its logit. ``seed`` None draws a fresh seed. ``logprobs`` None is off, k
-    asks for the chosen token's log-probability and the k best alternatives. ``stop`` texts are cut from the answer,
-    the token that ends it (end of sequence, ``stop_token_ids``) is not shown; ``shown_tokens`` names the special tokens
-    that are. ``min_tokens`` holds back the end
+    asks for the chosen token's log-probability and the k best alternatives; ``prompt_logprobs`` does so for the tokens
+    of the prompt. ``max_tokens`` 0 generates nothing. ``stop`` texts are cut from the answer, the token that ends it
+    (end of sequence, ``stop_token_ids``) is not shown; ``shown_tokens`` names the special tokens that are.
+    ``min_tokens`` holds back the end
     tokens. ``structured_output`` keeps the answer to a form.
     """
 
@@ -57,6 +58,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     structured_output: StructuredOutput | None = None
     shown_tokens: tuple[str, ...] = ()
@@ -93,12 +95,13 @@ class SamplingParams:
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1, None)
+            _whole("max_tokens", self.max_tokens, 0, None)
         _whole("top_k", self.top_k, -1, None)
         _whole("n", self.n, 1, MAX_N)
         _whole("min_tokens", self.min_tokens, 0, self.max_tokens)
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:

@@ -35,6 +35,12 @@ class Residents:
         released, self._released = tuple(self._released), []
         return released
 
+    def fragmentation(self) -> float:
+        """Share of the slots in the blocks that are in use which hold no token's K/V, 0 to 1."""
+        used = (self._kv.num_blocks - self._kv.num_free_blocks) * self.block_size
+        empty = sum(s.num_slots - s.num_computed_tokens for s in self.sequences)
+        return min(1.0, empty / used) if used else 0.0  # choices that share a block count it each
+
     # ---- in
 
     def begin(self, sequence: Sequence, donor: Sequence | None, now: float) -> bool:
@@ -60,12 +66,13 @@ class Residents:
     def _begin(self, sequence: Sequence) -> int | None:
         """Share what is cached and swap in the rest, if it was swapped out; the number of tokens that are computed."""
         kv, seq_id, tokens = self._kv, sequence.seq_id, sequence.token_ids
-        cached = kv.begin(seq_id, tokens, len(tokens), sequence.request.cache_salt)
+        known = () if sequence.scores_prompt else tokens  # logits of cached tokens are gone
+        cached = kv.begin(seq_id, known, len(tokens), sequence.request.cache_salt)
         if cached is None:
             return None
         sequence.next_full = cached + self.block_size
         if not sequence.num_swapped_tokens:
-            self._counters.prefix_query_tokens += len(tokens)
+            self._counters.prefix_query_tokens += len(known)
             self._counters.prefix_hit_tokens += cached
             self._counters.pinned_hit_tokens += min(cached, kv.num_pinned_tokens(tokens, sequence.request.cache_salt))
             return cached

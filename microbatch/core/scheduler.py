@@ -177,9 +177,7 @@ class Scheduler:
     @property
     def kv_fragmentation(self) -> float:
         """Share of the slots in the blocks that are in use which hold no token's K/V, 0 to 1."""
-        used = (self.kv.num_blocks - self.kv.num_free_blocks) * self.kv.block_size
-        empty = sum(s.num_slots - s.num_computed_tokens for s in self.running)
-        return min(1.0, empty / used) if used else 0.0  # choices that share a block count it each
+        return self._residents.fragmentation()
 
     @property
     def idle(self) -> bool:
@@ -261,16 +259,20 @@ class Scheduler:
     def _note_result(self, sequence: Sequence, result: StepResult, now: float) -> Delta | None:
         """Advance one sequence by what it was fed. Runs for every sequence in every step, so it calls little."""
         computed = sequence.num_computed_tokens + sequence.num_scheduled_tokens
-        samples = computed == len(sequence.token_ids)
+        whole = computed == len(sequence.token_ids)
+        samples = whole and not sequence.prompt_only
         token_id = result.token_ids.get(sequence.seq_id)
         if (result.errors or samples and token_id is None) and (problem := result.problem(sequence.seq_id, samples)):
             return self._end(sequence, FinishReason.ERROR, now, ExecutionError(problem))
+        if (scores := result.prompt_logprobs.get(sequence.seq_id)) is not None:
+            start = sequence.num_computed_tokens
+            sequence.prompt_logprobs[start : start + len(scores)] = scores
         sequence.num_computed_tokens = computed
         if computed >= sequence.next_full or self._residents.to_pin:
             self._residents.share_full_blocks(sequence)
-        if token_id is None or not samples:
-            return None
-        return self._advance(sequence, token_id, result.logprobs, now)
+        if token_id is not None and samples:
+            return self._advance(sequence, token_id, result.logprobs, now)
+        return self._end(sequence, FinishReason.LENGTH, now, None) if whole else None
 
     def _advance(self, sequence: Sequence, token_id: int, logprobs: Mapping[int, TokenLogprobs], now: float) -> Delta:
         sequence.append(token_id)

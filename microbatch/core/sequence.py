@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from microbatch.core.plan import TokenLogprobs
 from microbatch.core.request import FinishReason, Request, SamplingParams
 
 
@@ -52,6 +53,10 @@ class Sequence:
     urgent: bool = False
     #: With so many tokens computed, the next block is full and can be shared.
     next_full: int = 0
+    #: Log-probabilities of the prompt from its second token on, as far as they are known, if they are asked for.
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    #: Nothing is to be generated: it ends when its prompt is computed.
+    prompt_only: bool = field(init=False)
     #: The request's sampling parameters.
     params: SamplingParams = field(init=False)
     #: Length of the prompt in tokens.
@@ -62,6 +67,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.params = self.request.params
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.prompt_only = self.max_total_tokens <= self.num_prompt_tokens
         self.token_ids = [*self.request.prompt_token_ids, *self.output_token_ids]
 
     def append(self, token_id: int) -> None:
@@ -83,6 +89,14 @@ class Sequence:
     def finished(self) -> bool:
         """Whether the sequence has ended."""
         return self.status is SequenceStatus.FINISHED
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be found, which takes a forward over all of it. The
+        first choice finds them for all choices of a request."""
+        if self.params.prompt_logprobs is None or self.index:
+            return False
+        return len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def prompt_computed(self) -> bool:

@@ -17,11 +17,11 @@ def check_prompt(parts: EngineParts, token_ids: Sequence[int], params: SamplingP
         raise InvalidRequestError("the prompt has no tokens", param="prompt")
     if not all(isinstance(i, int) for i in token_ids):
         raise InvalidRequestError("token ids must be whole numbers", param="prompt")
-    if len(token_ids) >= parts.max_model_len:
+    if len(token_ids) + (params.max_tokens != 0) > parts.max_model_len:
         parts.loop.core.observers.request_rejected("context_length")
         raise ContextLengthError(
             f"the prompt has {len(token_ids)} tokens; the context of {parts.max_model_len} tokens must hold it"
-            " and at least one more",
+            + (" and at least one more" if params.max_tokens != 0 else ""),
             param="prompt",
         )
     for name, ids in (

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -124,6 +125,11 @@ class AsyncEngine:
         return self._name if self._parts is None else self._parts.model_name
 
     @property
+    def fingerprint(self) -> str:
+        """Changes when the answers of the model may change: another model, version or precision."""
+        return self.parts.fingerprint
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens of prompt and output together."""
         return self.parts.max_model_len
@@ -155,10 +161,10 @@ class AsyncEngine:
 
     # ---- prompts
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text prompt. Runs in a worker thread, one at a time."""
-        tokenizer = self.parts.tokenizer
-        return await to_thread.run_sync(tokenizer.encode, text, limiter=self._encoding)
+        encode = partial(self.parts.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await to_thread.run_sync(encode, limiter=self._encoding)
 
     async def encode_chat(self, messages: SequenceABC[Message], options: ChatOptions = ChatOptions()) -> list[int]:
         """Token ids of a conversation, the declared system prompt in front when it brings no system message."""
@@ -221,7 +227,7 @@ class AsyncEngine:
         stream = RequestStream(request, detokenizers, loop.abort, loop.clock)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         room = parts.max_model_len - len(prompt_token_ids)
-        total = len(prompt_token_ids) + min(room, params.max_tokens or room)
+        total = len(prompt_token_ids) + (room if params.max_tokens is None else min(room, params.max_tokens))
         loop.submit(request, stream, seed=seed, max_total_tokens=total, pin_prompt=pin_prompt)
         return stream
 

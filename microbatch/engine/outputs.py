@@ -53,12 +53,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The whole answer to a request; ``text``, ``token_ids`` and ``finish_reason`` are those of the first choice."""
+    """The whole answer to a request; ``text``, ``token_ids`` and ``finish_reason`` are those of the first choice.
+    ``prompt_logprobs``, if asked for, are those of the prompt's tokens from the second on."""
 
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage
     timings: Timings
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def text(self) -> str:

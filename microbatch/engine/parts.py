@@ -25,3 +25,5 @@ class EngineParts:
     shares_prefixes: bool = True
     queue_timeout_s: float | None = None
     request_timeout_s: float | None = None
+    #: Tells clients of one served model and its precision from those of another.
+    fingerprint: str = ""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence as SequenceABC
 from types import TracebackType
 
-from microbatch.core.plan import Delta
+from microbatch.core.plan import Delta, TokenLogprobs
 from microbatch.core.ports import Detokenizer
 from microbatch.core.request import FinishReason, Request
 from microbatch.core.sequence import Sequence
@@ -118,6 +118,13 @@ class RequestStream:
             cached_tokens=max((s.num_cached_tokens for s in sequences if s.index == 0), default=0),
         )
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        """Of the prompt's tokens from the second on, if they are asked for: whole from the first delta on."""
+        if self.request.params.prompt_logprobs is None or 0 not in self._sequences:
+            return None
+        return tuple(self._sequences[0].prompt_logprobs)
+
     def timings(self) -> Timings:
         """Times so far, of the choice that was first at each."""
         arrival = self.request.arrival_time
@@ -148,7 +155,7 @@ class RequestStream:
             raise self._error
         self._ready.clear()
         choices = tuple(_choice(unread.take()) for unread in self._unread)
-        return RequestOutput(self.request_id, choices, self.usage(), self.timings())
+        return RequestOutput(self.request_id, choices, self.usage(), self.timings(), self.prompt_logprobs)
 
     async def __aenter__(self) -> RequestStream:
         return self

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from microbatch.core.plan import SequenceStep, StepPlan, StepResult, TokenLogprobs
+from microbatch.executor.prompt_targets import PromptTargets
 
 NextToken = Callable[[Sequence[int], SequenceStep], int]
 
@@ -58,6 +59,7 @@ class FakeExecutor:
         self._remember = remember
         self._slots: dict[int, int] = {}
         self._host_slots: dict[int, int] = {}
+        self._targets = PromptTargets()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan; raises the scripted fault, if any, after the tokens were written."""
@@ -66,6 +68,7 @@ class FakeExecutor:
             self._copy(self._slots, self._host_slots, plan.swap_out)
             self._copy(self._host_slots, self._slots, plan.swap_in)
             self._copy(self._slots, self._slots, plan.copies)
+        self._targets.follow(plan)
         contexts = {s.seq_id: self._feed(s) for s in plan.sequences}
         if self._latency is not None:
             time.sleep(self._latency(plan))
@@ -76,7 +79,8 @@ class FakeExecutor:
         samples = [s for s in plan.sequences if s.samples and s.seq_id not in errors]
         token_ids = {s.seq_id: self._next_token(contexts[s.seq_id], s) for s in samples}
         logprobs = {s.seq_id: _logprobs(s, token_ids[s.seq_id]) for s in samples if s.params.logprobs is not None}
-        return StepResult(plan.step_id, token_ids, logprobs, errors)
+        prompts = {s.seq_id: prompt_scores(t, s.start) for s in plan.sequences if (t := self._targets.of(s))}
+        return StepResult(plan.step_id, token_ids, logprobs, errors, prompts)
 
     def reset(self) -> None:
         """Counted, nothing else."""
@@ -112,3 +116,8 @@ class FakeExecutor:
 def _logprobs(step: SequenceStep, token_id: int) -> TokenLogprobs:
     top = tuple((token_id + i, -0.5 - i) for i in range(step.params.logprobs or 0))
     return TokenLogprobs(-0.5, top)
+
+
+def prompt_scores(targets: Sequence[int], start: int) -> tuple[TokenLogprobs, ...]:
+    """What the fake says of prompt tokens that are predicted at the positions from ``start`` on."""
+    return tuple(TokenLogprobs(-(t % 10) - p / 1000, ((t, -0.25),), rank=2) for p, t in enumerate(targets, start))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from microbatch.core.ports import Forms
 from microbatch.executor.attention import PagedStep
 from microbatch.executor.cache import DenseCache, PagedCache
 from microbatch.executor.padding import PaddedBatch
+from microbatch.executor.prompt_scores import PromptScores
 from microbatch.executor.sampling import SampledTokens, Sampler
 from microbatch_kernels.attention_backend import AttentionBackend
 from microbatch_kernels.attention_inputs import AttentionInputs
@@ -71,12 +73,15 @@ class GenerateRun:
         self._plan = plan
         self._rows = {s.seq_id: row for row, s in enumerate(plan.sequences)}
         self._sampler = Sampler(model.vocab_size, eos_token_ids, model.device, forms)
+        self._prompts = PromptScores(model.model, model.vocab_size)
+        self._prompts.follow(plan)
         for admitted, step in zip(plan.admitted, plan.sequences, strict=True):
             self._sampler.admit(admitted, step.params)
         batch = PaddedBatch.build(plan.sequences, model.pad_token_id)
         self._batch = batch
         cache_class = DenseCache if model.dense else PagedCache
         self._cache = cache_class(len(model.store.layers), batch.prefix_columns)
+        self._watching = ExitStack()
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[StepResult | BaseException] = queue.SimpleQueue()
         self.ended = threading.Event()
@@ -111,6 +116,13 @@ class GenerateRun:
         if isinstance(self._cache, DenseCache):
             slots = self._batch.slots(self._plan.sequences, model.store.block_size)
             self._cache.slots = torch.tensor(slots, dtype=torch.int64, device=device)
+        with self._watching:
+            if self._prompts.wanted(self._plan.sequences):
+                self._watching.enter_context(self._prompts.watch())
+            self._generate()
+
+    def _generate(self) -> None:
+        model, device = self._model, self._model.device
         model.model.generate(
             torch.tensor(self._batch.input_ids, device=device),
             attention_mask=torch.tensor(self._batch.attention_mask, device=device),
@@ -127,25 +139,45 @@ class GenerateRun:
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """Sample the live rows of ``logits`` ``[B, V]`` and mark each choice so that ``generate``'s argmax takes it."""
         steps = self._plan.sequences
+        self._score(steps, logits)
         rows = torch.tensor([self._rows[s.seq_id] for s in steps], device=logits.device)
         sampled = self._sampler.sample(logits if len(steps) == len(logits) else logits[rows], [s.seq_id for s in steps])
         choices = torch.full((len(logits), 1), self._model.pad_token_id, dtype=torch.int64)
         for seq_id, token_id in sampled.token_ids.items():
             choices[self._rows[seq_id]] = token_id
+        for step in steps:
+            if not step.samples:  # its prompt was all that was wanted
+                sampled.token_ids.pop(step.seq_id, None)
+        sampled.errors.update(self._prompts.errors)
         self._model.scrub_failed(steps, sampled.errors)
         self._sampled = sampled
         return logits.zero_().scatter_(1, choices.to(logits.device), 1.0)
+
+    def _score(self, steps: Sequence[SequenceStep], logits: torch.Tensor) -> None:
+        """The prompts that are to be scored: in the first forward, which computes all prompts."""
+        prompts, hidden = self._prompts, self._prompts.hidden
+        wanted = prompts.wanted(steps)
+        supported = bool(wanted) and prompts.check(None if hidden is None else hidden[0, -1], logits[0])
+        for place in wanted:
+            step = steps[place]
+            if hidden is None or not supported:
+                prompts.refuse(step)
+            else:
+                prompts.score(step, hidden[self._rows[step.seq_id], -len(step.token_ids) :])
+        self._watching.close()
 
     def next_plan(self) -> None:
         """Give out the tokens, wait for the next plan, lay out its forward."""
         sampled: SampledTokens = self._sampled
         step_id = self._plan.step_id
-        self._results.put(StepResult(step_id, sampled.token_ids, sampled.logprobs, sampled.errors))
+        found = self._prompts.found
+        self._results.put(StepResult(step_id, sampled.token_ids, sampled.logprobs, sampled.errors, found))
         plan = self._plans.get()
         if plan is None:
             raise BatchEnded
         self._plan = plan
         self._sampler.release(plan.released)
+        self._prompts.follow(plan)
         rows = [self._rows[s.seq_id] for s in plan.sequences]
         self._prepare(plan.sequences, None if rows == list(self._rows.values()) else rows)
         if isinstance(self._cache, DenseCache):

@@ -49,8 +49,10 @@ class ByteTokenizer:
             raise InvalidRequestError(f"the text is not valid Unicode at character {error.start}") from error
         return [*self._prefix, *data] if add_special_tokens else list(data)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the bytes among the ids; broken ones become U+FFFD."""
+        if not skip_special_tokens:
+            return b"".join([self.token_text(i)[1] for i in token_ids]).decode("utf-8", "replace")
         return bytes(i for i in token_ids if i < 256).decode("utf-8", "replace")
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:

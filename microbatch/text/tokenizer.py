@@ -78,8 +78,12 @@ class HFTokenizer:
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out: what a detokenizer without stop texts gives."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, special tokens left out: what a detokenizer without stop texts gives. Or with their names,
+        as the tokenizer itself decodes."""
+        if not skip_special_tokens:
+            text: str = self._raw.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            return text
         joiner = self._joiner()
         return "".join([joiner.push(token_id) for token_id in token_ids]) + joiner.finish()
 

@@ -16,6 +16,7 @@ from microbatch.core.structured import StructuredOutput
 from microbatch.engine.stats import EngineStatistics, EngineStatus, Observer
 from microbatch.engine.stream import RequestStream
 from microbatch.errors import ContextLengthError, MicrobatchError, UnavailableError
+from microbatch.executor.fake import prompt_scores
 from microbatch.text.bytes_tokenizer import ByteTokenizer
 from microbatch.text.forms.matching import GuidedForms
 from microbatch.text.forms.vocabularies import of_tokens
@@ -46,6 +47,7 @@ class FakeEngine:
     refusals: deque[MicrobatchError | None] = field(default_factory=deque)
     status: EngineStatus = EngineStatus("ready")
     model_name: str = "fake/model"
+    fingerprint: str = "fp_fake"
     max_model_len: int = 512
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     requests: list[Request] = field(default_factory=list)
@@ -57,9 +59,9 @@ class FakeEngine:
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         await asyncio.sleep(0)
-        return self.tokenizer.encode(text)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(
         self, messages: Sequence[dict[str, object]], options: ChatOptions = ChatOptions()
@@ -126,7 +128,7 @@ class FakeEngine:
 
     async def _run(self, stream: RequestStream, script: Script) -> None:
         request = stream.request
-        limit = request.params.max_tokens or self.max_model_len
+        limit = self.max_model_len if request.params.max_tokens is None else request.params.max_tokens
         tokens = script.text[:limit]
         finish = FinishReason.LENGTH if len(script.text) > limit else script.finish
         choices = [self._sequence(request, index, script) for index in range(request.params.n)]
@@ -155,6 +157,8 @@ class FakeEngine:
     def _sequence(self, request: Request, index: int, script: Script) -> sequence.Sequence:
         choice = sequence.Sequence(index, request, index, seed=0, max_total_tokens=self.max_model_len)
         choice.num_cached_tokens = script.cached_tokens
+        if request.params.prompt_logprobs is not None:
+            choice.prompt_logprobs += prompt_scores(request.prompt_token_ids[1:], 0)
         return choice
 
 

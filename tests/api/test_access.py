@@ -187,7 +187,7 @@ async def test_unknown_paths_and_methods(method: str, path: str, status: int) ->
 
 async def test_an_unexpected_error_is_a_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeEngine):
-        async def encode(self, text: str) -> list[int]:
+        async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
             raise KeyError("a secret of the server")
 
     with caplog.at_level(logging.ERROR):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 from hypothesis import given, strategies as st
@@ -14,6 +15,7 @@ from microbatch.api.openai.render import ChatRenderer, CompletionRenderer, Envel
 from microbatch.core.plan import TokenLogprobs
 from microbatch.core.request import FinishReason, SamplingParams
 from microbatch.engine.outputs import Choice, ChoiceDelta, RequestOutput, Timings, Usage
+from microbatch.engine.stream import RequestStream
 from microbatch.text.bytes_tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -78,7 +80,9 @@ def test_completions(data: st.DataObject, logprobs: int | None, echo: bool, usag
 
     def make() -> CompletionRenderer:
         envelope = Envelope("cmpl", "text_completion", 'a "model"', usage)
-        return CompletionRenderer(envelope, TOKENIZER, params, ["said: "] if echo else None)
+        renderer = CompletionRenderer(envelope, TOKENIZER, params, ["said: "] if echo else None)
+        renderer.begin([cast(RequestStream, SimpleNamespace(prompt_logprobs=None))])
+        return renderer
 
     assert joined(make(), deltas) == plain(make(), choice)
 

@@ -82,7 +82,7 @@ WRONG_COMPLETION: list[tuple[str, list[Any]]] = [
     ("prompt", [[-1], [[-1]], [258], [2**31], [2**63], [2**64 + 5], [5, -7, 5], [[1], [259]]]),
     ("prompt", [[1, "a"], ["a", 1], ["a", [1]], [[1], "a"], ["x"] * 129, [[1]] * 129]),
     ("logprobs", [-1, 6, 10**6, "x", 1.5, True]),
-    ("best_of", [-1, 0, 21, 2, 10**6]),
+    ("best_of", [-1, 0, 21, 10**6]),
     ("echo", ["x", 1]),
     ("suffix", ["x"]),
     ("messages", [[]]),
@@ -123,7 +123,8 @@ async def test_top_logprobs_out_of_range(top: int) -> None:
     [
         (COMPLETIONS, {"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
         (COMPLETIONS, {"best_of": 2, "n": 3}, "best_of"),
-        (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo"),
+        (COMPLETIONS, {"best_of": 2, "n": 1, "stream": True}, "best_of"),
+        (COMPLETIONS, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (CHAT, {"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
         (CHAT, {"max_completion_tokens": 2, "temperature": -1}, "temperature"),
         (CHAT, {"logprobs": False, "top_logprobs": 2}, "top_logprobs"),

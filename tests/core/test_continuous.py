@@ -135,3 +135,13 @@ def test_a_policy_of_no_sequences_is_refused() -> None:
     with pytest.raises(SetupError, match="max_num_seqs must be a whole number"):
         ContinuousPolicy(max_num_seqs=0)
     assert ContinuousPolicy(3).parameters() == {"max_num_seqs": 3}
+
+
+def test_a_prompt_to_pin_that_comes_in_chunks_is_pinned_when_it_is_whole() -> None:
+    s = continuous(budget=3)
+    s.add(request("a", 9, max_tokens=1), seed=0, max_total_tokens=10, pin_prompt=True)
+    step(s)
+    assert s.kv.max_num_tokens() == 64 * 4
+    step(s)
+    step(s)
+    assert s.idle is False and s.kv.max_num_tokens() == 62 * 4, "two full blocks are kept"

@@ -34,7 +34,7 @@ WRONG: list[tuple[str, Any]] = [
     ("repetition_penalty", float("inf")),
     ("seed", 2**64),
     ("seed", 1.0),
-    ("max_tokens", 0),
+    ("max_tokens", -1),
     ("max_tokens", True),
     ("top_k", -2),
     ("n", 0),

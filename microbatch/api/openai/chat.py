@@ -44,7 +44,7 @@ class ChatCompletions:
         await check_form(self._engine, params, body)
         encoded = await self._engine.encode_chat(read_messages(body.messages), chat_options(body, form))
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        envelope = Envelope("chatcmpl", "chat.completion", model, include_usage)
+        envelope = Envelope("chatcmpl", "chat.completion", model, include_usage, self._engine.fingerprint)
         renderer = self._renderer(envelope, params, form)
         return await serve(request, self._engine, body, [encoded], params, renderer)
 

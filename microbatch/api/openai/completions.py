@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from microbatch.api.health import check_accepting
+from microbatch.api.openai.best_of import widen
 from microbatch.api.openai.body import parse_body
 from microbatch.api.openai.formats import check_form
 from microbatch.api.openai.models import ServedModels
@@ -44,6 +45,6 @@ class Completions:
         encoded = await encode_prompts(self._engine, prompts)
         echoes = [p if isinstance(p, str) else tokenizer.decode(p) for p in prompts] if body.echo else None
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        envelope = Envelope("cmpl", "text_completion", model, include_usage)
-        renderer = CompletionRenderer(envelope, tokenizer, params, echoes)
-        return await serve(request, self._engine, body, encoded, params, renderer)
+        envelope = Envelope("cmpl", "text_completion", model, include_usage, self._engine.fingerprint)
+        renderer = CompletionRenderer(envelope, tokenizer, params, echoes, body.prompt_logprobs)
+        return await serve(request, self._engine, body, encoded, widen(params, body.best_of), renderer)

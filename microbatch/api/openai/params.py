@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from microbatch.api.errors import quote
+from microbatch.api.openai.best_of import check_best_of
 from microbatch.api.openai.formats import read_format
 from microbatch.api.openai.schema import ChatRequest, CompletionRequest, SamplingFields
 from microbatch.core.request import MAX_LOGIT_BIAS, SamplingParams
@@ -15,7 +17,6 @@ from microbatch.errors import InvalidRequestError, UnsupportedError
 DEFAULT_COMPLETION_TOKENS: Final = 16
 MAX_COMPLETION_LOGPROBS: Final = 5
 MAX_CHAT_LOGPROBS: Final = 20
-MAX_BEST_OF: Final = 20
 
 #: Fields that go into ``SamplingParams`` as they are.
 _PLAIN: Final = (
@@ -30,6 +31,7 @@ _PLAIN: Final = (
     "repetition_penalty",
     "ignore_eos",
     "min_tokens",
+    "prompt_logprobs",
 )
 _TOKEN_ID: Final = re.compile("0|[1-9][0-9]{0,18}")
 
@@ -39,10 +41,12 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     _check_stream_options(body)
     _check_range("logprobs", body.logprobs, MAX_COMPLETION_LOGPROBS)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    if not body.echo and body.prompt_logprobs is None:  # or else the prompt is what is asked about
+        _check_max_tokens(max_tokens)
     params = _params(body, max_tokens=max_tokens, logprobs=body.logprobs)
-    _check_best_of(body.best_of, params.n)
+    check_best_of(body.best_of, params.n, stream=bool(body.stream))
     if body.echo and body.logprobs is not None:
-        raise UnsupportedError("echo together with logprobs is not supported by this server", param="echo")
+        params = replace(params, prompt_logprobs=max(body.logprobs, params.prompt_logprobs or 0))
     return params
 
 
@@ -53,6 +57,8 @@ def chat_params(body: ChatRequest) -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    _check_max_tokens(body.max_tokens)
+    _check_max_tokens(body.max_completion_tokens, "max_completion_tokens")
     if body.max_completion_tokens is None:
         return _params(body, max_tokens=body.max_tokens, logprobs=logprobs)
     if body.max_tokens not in (None, body.max_completion_tokens):
@@ -67,6 +73,8 @@ def chat_params(body: ChatRequest) -> SamplingParams:
 
 
 def _params(body: SamplingFields, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequestError("prompt_logprobs come only without stream", param="prompt_logprobs")
     given: dict[str, Any] = {name: getattr(body, name) for name in _PLAIN if getattr(body, name) is not None}
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
@@ -98,15 +106,9 @@ def _check_stream_options(body: SamplingFields) -> None:
         raise UnsupportedError("include_obfuscation is not supported by this server", param="stream_options")
 
 
-def _check_best_of(best_of: int | None, n: int) -> None:
-    if best_of is None:
-        return
-    if best_of < n or best_of > max(n, MAX_BEST_OF):
-        raise InvalidRequestError(
-            f"best_of must be from n ({n}) to {max(n, MAX_BEST_OF)}, got {best_of}", param="best_of"
-        )
-    if best_of > n:
-        raise UnsupportedError("best_of above n is not supported by this server", param="best_of")
+def _check_max_tokens(max_tokens: int | None, name: str = "max_tokens") -> None:
+    if max_tokens == 0:
+        raise InvalidRequestError(f"{name} must be at least 1, got 0", param=name)
 
 
 def _check_range(name: str, value: int | None, high: int) -> None:

@@ -22,12 +22,12 @@ class PartsRenderer(ChatRenderer):
     def __init__(self, envelope: Envelope, tokenizer: Tokenizer, params: SamplingParams, form: AnswerForm) -> None:
         super().__init__(envelope, tokenizer, params)
         self._form = form
-        self._streams = [_Stream(form) for _ in range(params.n)]
+        self._parts = [_Stream(form) for _ in range(params.n)]
 
     def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[msgspec.Raw]:
         """The role once, then the parts, and the end in a chunk of its own. Log-probabilities go with the first part
         that comes with or after their tokens."""
-        stream, ends = self._streams[delta.index], delta.finish_reason in TOLD
+        stream, ends = self._parts[delta.index], delta.finish_reason in TOLD
         events = stream.read(delta)
         if not events and not ends:
             return []

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from microbatch.api.openai.best_of import keep_best
 from microbatch.api.openai.frames import Frame
-from microbatch.api.openai.logprobs import CompletionLogprobs, chat_logprobs
+from microbatch.api.openai.logprobs import CompletionLogprobs, chat_logprobs, joined, prompt_logprobs
 from microbatch.core.ports import Tokenizer
 from microbatch.core.request import FinishReason, SamplingParams
 from microbatch.engine.outputs import Choice, ChoiceDelta, RequestOutput, Usage
+from microbatch.engine.stream import RequestStream
 
 #: The two ends that a client is told; the others are told as errors.
 TOLD = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -25,6 +27,10 @@ class Renderer(Protocol):
     @property
     def answer_id(self) -> str:
         """The id in the answer."""
+        ...
+
+    def begin(self, streams: Sequence[RequestStream]) -> None:
+        """The requests that are rendered, one for each prompt; before anything else."""
         ...
 
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
@@ -43,12 +49,13 @@ class Renderer(Protocol):
 class Envelope:
     """What every body and chunk of one answer shares."""
 
-    def __init__(self, prefix: str, kind: str, model: str, include_usage: bool = False) -> None:
+    def __init__(self, prefix: str, kind: str, model: str, include_usage: bool = False, fingerprint: str = "") -> None:
         self.answer_id = f"{prefix}-{secrets.token_hex(12)}"
         self._kind = kind
         self._model = model
         self._created = int(time.time())
         self._include_usage = include_usage
+        self._fingerprint = fingerprint or None
 
     def wrap(self, choices: Iterable[dict[str, object]], kind: str = "", **more: object) -> dict[str, object]:
         """A body around choices."""
@@ -57,6 +64,7 @@ class Envelope:
             "object": kind or self._kind,
             "created": self._created,
             "model": self._model,
+            "system_fingerprint": self._fingerprint,
             "choices": list(choices),
             **more,
         }
@@ -68,15 +76,23 @@ class Envelope:
 
 
 class CompletionRenderer:
-    """``text_completion``. ``echoes`` are the texts of the prompts, when they are to come first in the answers."""
+    """``text_completion``. ``echoes`` are the texts of the prompts, when they are to come first in the answers;
+    ``prompt_top`` asks for log-probabilities of the prompt in vLLM's form, with so many alternatives."""
 
     def __init__(
-        self, envelope: Envelope, tokenizer: Tokenizer, params: SamplingParams, echoes: Sequence[str] | None = None
+        self,
+        envelope: Envelope,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        echoes: Sequence[str] | None = None,
+        prompt_top: int | None = None,
     ) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._params = params
         self._echoes = echoes
+        self._prompt_top = prompt_top
+        self._streams: Sequence[RequestStream] = ()
         self._begun: dict[int, CompletionLogprobs] = {}
         self._frames: dict[int, Frame] = {}
 
@@ -85,9 +101,18 @@ class CompletionRenderer:
         """``cmpl-...``"""
         return self._envelope.answer_id
 
+    def begin(self, streams: Sequence[RequestStream]) -> None:
+        """One request for each prompt."""
+        self._streams = streams
+
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
-        """The whole answer."""
-        choices = [self._choice(i, choice) for i, output in enumerate(outputs) for choice in output.choices]
+        """The whole answer; of more choices than were asked for, the best."""
+        kept = [keep_best(output, self._params.n) for output in outputs]
+        choices = [self._choice(i, choice) for i, output in enumerate(kept) for choice in output.choices]
+        if self._prompt_top is not None:
+            for choice in choices:
+                stream = self._streams[choice["index"] // self._params.n]
+                choice["prompt_logprobs"] = _prompt_logprobs(self._tokenizer, stream, self._prompt_top)
         return self._envelope.wrap(choices, usage=usage_body(output.usage for output in outputs))
 
     def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[msgspec.Raw]:
@@ -112,19 +137,29 @@ class CompletionRenderer:
             self._frames[index] = Frame(lambda text: self._envelope.chunk({**choice, "text": text}))
         return self._frames[index]
 
-    def _choice(self, prompt_index: int, part: Choice | ChoiceDelta) -> dict[str, object]:
+    def _choice(self, prompt_index: int, part: Choice | ChoiceDelta) -> dict[str, Any]:
         index = prompt_index * self._params.n + part.index
-        text = part.text
+        text, entries = part.text, []
         if index not in self._begun:
             self._begun[index] = CompletionLogprobs(self._tokenizer, self._params.logprobs or 0)
-            text = self._echoes[prompt_index] + text if self._echoes else text
-        wanted = part.logprobs and self._params.logprobs is not None
+            if self._echoes:
+                text = self._echoes[prompt_index] + text
+                entries += self._prompt_entries(prompt_index, self._begun[index])
+        if part.logprobs and self._params.logprobs is not None:
+            entries.append(self._begun[index].entries(part.token_ids, part.logprobs))
         return {
             "index": index,
             "text": text,
-            "logprobs": self._begun[index].entries(part.token_ids, part.logprobs or ()) if wanted else None,
+            "logprobs": joined(entries),
             "finish_reason": TOLD.get(part.finish_reason) if part.finish_reason else None,
         }
+
+    def _prompt_entries(self, prompt_index: int, logprobs: CompletionLogprobs) -> list[dict[str, object]]:
+        stream, echoes = self._streams[prompt_index], self._echoes or ()
+        scores = stream.prompt_logprobs
+        if self._params.logprobs is None or scores is None:
+            return []
+        return [logprobs.prompt_entries(stream.request.prompt_token_ids, echoes[prompt_index], scores)]
 
 
 class ChatRenderer:
@@ -134,6 +169,7 @@ class ChatRenderer:
         self._envelope = envelope
         self._tokenizer = tokenizer
         self._params = params
+        self._streams: Sequence[RequestStream] = ()
         self._begun: set[int] = set()
         self._frames: dict[int, Frame] = {}
 
@@ -142,11 +178,19 @@ class ChatRenderer:
         """``chatcmpl-...``"""
         return self._envelope.answer_id
 
+    def begin(self, streams: Sequence[RequestStream]) -> None:
+        """The one request."""
+        self._streams = streams
+
     def body(self, outputs: Sequence[RequestOutput]) -> dict[str, object]:
         """The whole answer."""
         (output,) = outputs
         choices = [self._choice(choice) for choice in output.choices]
-        return self._envelope.wrap(choices, usage=usage_body([output.usage]))
+        body = self._envelope.wrap(choices, usage=usage_body([output.usage]))
+        if self._params.prompt_logprobs is not None:
+            (stream,) = self._streams
+            body["prompt_logprobs"] = _prompt_logprobs(self._tokenizer, stream, self._params.prompt_logprobs)
+        return body
 
     def chunks(self, prompt_index: int, delta: ChoiceDelta) -> list[msgspec.Raw]:
         """The role once, then the text, and the end in a chunk of its own."""
@@ -191,6 +235,10 @@ class ChatRenderer:
         if self._params.logprobs is None or not part.logprobs:
             return None
         return chat_logprobs(self._tokenizer, part.token_ids, part.logprobs)
+
+
+def _prompt_logprobs(tokenizer: Tokenizer, stream: RequestStream, top: int) -> list[dict[str, object] | None]:
+    return prompt_logprobs(tokenizer, stream.request.prompt_token_ids, stream.prompt_logprobs or (), top)
 
 
 def usage_body(usages: Iterable[Usage]) -> dict[str, object]:

@@ -31,6 +31,15 @@ UNSUPPORTED_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
     "web_search_options": (),
 }
 
+#: Of ``/tokenize``: a conversation is rendered as the chat endpoint does it.
+UNSUPPORTED_TOKENIZE: Final[Mapping[str, tuple[object, ...]]] = {
+    "add_generation_prompt": (True,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "tools": (),
+}
+
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     """Only with ``stream``. Obfuscation is never done, so it can only be switched off."""
@@ -63,6 +72,7 @@ class SamplingFields(Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
     structured_outputs: dict[str, Any] | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
@@ -127,3 +137,20 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Body of ``POST /tokenize``: one of ``prompt`` and ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]

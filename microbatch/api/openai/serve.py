@@ -14,6 +14,7 @@ from microbatch.api.errors import json_response
 from microbatch.api.event_sender import EventSender
 from microbatch.api.openai.render import Renderer
 from microbatch.api.openai.schema import SamplingFields
+from microbatch.api.openai.timings import queue_header, timings_body, wants_timings
 from microbatch.api.ports import ServingEngine
 from microbatch.api.rates import RateLimiter
 from microbatch.api.sse import EventStream
@@ -54,11 +55,18 @@ async def serve(
         for request_id in ids[len(streams) :]:
             rates.settle(request_id)
         raise
+    renderer.begin(streams)
+    timed = wants_timings(request)
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(functools.partial(_stream, streams, renderer, include_usage), request.app.state.streaming)
+        run = functools.partial(_stream, streams, renderer, include_usage, timed)
+        return EventStream(run, request.app.state.streaming)
     outputs = await while_connected(request.receive, lambda: _collect(streams))
-    return json_response(renderer.body(outputs))
+    answer = renderer.body(outputs)
+    if not timed:
+        return json_response(answer)
+    timings = timings_body(output.timings for output in outputs)
+    return json_response({**answer, "timings": timings}, headers=queue_header(timings))
 
 
 def _client(request: Request) -> str:
@@ -103,10 +111,10 @@ async def _collect(streams: Sequence[RequestStream]) -> list[RequestOutput]:
 
 
 async def _stream(
-    streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, sender: EventSender
+    streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, timed: bool, sender: EventSender
 ) -> None:
-    """Send chunks of all streams as they come, then the usage. While a client is slow its news pile up unread, joined
-    to one delta for each choice; nothing but that waits for it."""
+    """Send chunks of all streams as they come, then the usage and the timings. While a client is slow its news pile up
+    unread, joined to one delta for each choice; nothing but that waits for it."""
     for stream in streams:
         stream.listen(sender.bell, sender.rules.max_unread_tokens, sender.overrun)
     running = dict(enumerate(streams))
@@ -131,8 +139,19 @@ async def _stream(
                 await sender.news()
     finally:
         _abort(streams)
-    if include_usage:
-        await sender.events([renderer.usage_chunk(stream.usage() for stream in streams)])
+    if include_usage or timed:
+        await sender.events([_last_chunk(streams, renderer, include_usage, timed)])
+
+
+def _last_chunk(
+    streams: Sequence[RequestStream], renderer: Renderer, include_usage: bool, timed: bool
+) -> dict[str, object]:
+    chunk = renderer.usage_chunk(stream.usage() for stream in streams)
+    if not include_usage:
+        del chunk["usage"]
+    if timed:
+        chunk["timings"] = timings_body(stream.timings() for stream in streams)
+    return chunk
 
 
 def _check_end(reason: FinishReason | None) -> None:
