@@ -15,9 +15,11 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from microbatch.core.structured import StructuredOutput
 from microbatch.errors import InvalidRequestError
+from microbatch.text.forms.bounds import check_bounds
 
 MAX_TEXT: Final = 64 * 1024
-MAX_DEPTH: Final = 64
+#: Characters that are compiled to find the place of an error, about half a second.
+MAX_SEARCHED: Final = 8 * 1024 * 1024
 MAX_CHOICES: Final = 1024
 #: As ``json.dumps`` writes it, which models have read most; free white space lets a small model fill answers with it.
 _WHITE_SPACE: Final[Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -45,11 +47,10 @@ def _of_schema(text: str, validate: Validate) -> str:
     schema = _read_json(text, "schema")
     if not isinstance(schema, dict):
         raise InvalidRequestError("the schema must be an object")
-    if _depth(schema) > MAX_DEPTH:
-        raise InvalidRequestError(f"the schema is nested deeper than {MAX_DEPTH} levels")
+    check_bounds(schema)
     grammar = _schema_grammar(schema)
     if problem := validate(grammar):
-        path, problem = _place(schema, schema, problem, "$", validate)
+        path, problem = _place(schema, problem, validate)
         raise InvalidRequestError(f"the schema at {path}: {_first_line(problem)}")
     return grammar
 
@@ -68,8 +69,11 @@ def _of_grammar(text: str, validate: Validate) -> str:
     if "::=" in text:
         try:
             text = gbnf_to_lark(text)
-        except GbnfToLarkError as error:
+        except (GbnfToLarkError, RecursionError) as error:
             raise InvalidRequestError(f"the grammar is not valid GBNF: {_first_line(str(error))}") from error
+    if text.lstrip().startswith("{"):  # grammars of the library itself, which go around our bounds
+        raise InvalidRequestError("the grammar must be in the Lark dialect of llguidance or in GBNF")
+    _check_schemas_in(text)
     grammar: str = LLMatcher.grammar_from_lark(text)
     if problem := validate(grammar):
         raise InvalidRequestError(f"the grammar: {_first_line(problem)}")
@@ -82,7 +86,8 @@ def _of_choice(text: str, validate: Validate) -> str:
         raise InvalidRequestError("choice must be a list of texts, none of them empty")
     if len(choices) > MAX_CHOICES:
         raise InvalidRequestError(f"choice takes at most {MAX_CHOICES} texts, got {len(choices)}")
-    grammar: str = LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
+    # One terminal, so that thousands of choices are one thing to follow.
+    grammar: str = LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices)))
     if problem := validate(grammar):
         raise InvalidRequestError(f"choice: {_first_line(problem)}")
     return grammar
@@ -98,20 +103,34 @@ _MAKERS: Final[Mapping[str, Callable[[str, Validate], str]]] = {
 _NAMES: Final = {**{kind: kind for kind in _MAKERS}, "json_schema": "schema"}
 
 
+def _check_schemas_in(grammar: str) -> None:
+    """The bounds of schemas for those inside a grammar; what is no JSON is left to the library, which says where."""
+    for match in re.finditer(r"%json(?:\s|(?://|#)[^\n]*)*", grammar):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(grammar, match.end())
+        except (ValueError, RecursionError):
+            continue
+        check_bounds(schema)
+
+
 def _schema_grammar(schema: Mapping[str, Any]) -> str:
-    grammar: str = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_WHITE_SPACE)
+    try:
+        grammar: str = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_WHITE_SPACE)
+    except ValueError as error:  # what Python takes for JSON and the library does not: NaN, half of a surrogate pair
+        raise InvalidRequestError(f"the schema is not valid JSON: {error}") from error
     return grammar
 
 
-def _place(
-    root: Mapping[str, Any], schema: Mapping[str, Any], problem: str, path: str, validate: Validate
-) -> tuple[str, str]:
+def _place(root: Mapping[str, Any], problem: str, validate: Validate) -> tuple[str, str]:
     """The innermost schema that is wrong by itself, the definitions of the whole one at hand, and what is wrong."""
     shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    for key, part in _parts(schema):
-        alone = part if key.startswith((".$defs", ".definitions")) else {**shared, **part}
-        if found := validate(_schema_grammar(alone)):
-            return _place(root, part, found, path + key, validate)
+    path, parts, left = "$", _parts(root), MAX_SEARCHED
+    while left > 0 and (found := next(parts, None)) is not None:
+        key, part = found
+        grammar = _schema_grammar(part if key.startswith((".$defs", ".definitions")) else {**shared, **part})
+        left -= len(grammar)
+        if wrong := validate(grammar):
+            path, parts, problem = path + key, _parts(part), wrong
     return path, problem
 
 
@@ -129,23 +148,16 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 def _read_json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the {what} is not valid JSON: {error}") from error
 
 
-def _depth(value: Any) -> int:
-    """How deep lists and objects are nested; the reader of JSON has its own, larger bound."""
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, (dict, list))
-        ]
-    return depth
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return value
 
 
 def _first_line(problem: str) -> str:

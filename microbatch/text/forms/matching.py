@@ -7,15 +7,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from microbatch.core.ports import FormMatcher
 from microbatch.core.structured import StructuredOutput
-from microbatch.errors import ExecutionError
+from microbatch.errors import ExecutionError, InvalidRequestError
 from microbatch.text.forms.grammars import grammar_of
 
 #: Forms that are kept ready. Most clients ask for the same few again and again.
 _KEPT: Final = 256
+#: What one step of one answer may cost: tens of milliseconds, where the library's own bounds allow whole seconds.
+_LIMITS: Final = LLParserLimits(
+    initial_lexer_fuel=200_000, step_lexer_fuel=50_000, step_max_items=20_000, max_items_in_row=1000,
+    max_lexer_states=50_000, verbose_errors=False,
+)  # fmt: skip
 
 
 class GuidedMatcher:
@@ -70,7 +75,8 @@ class GuidedForms:
                 return found
             if self._tokenizer is None:
                 self._tokenizer = self._make_tokenizer()
-        found = LLMatcher(self._tokenizer, grammar_of(form, self._problem), log_level=0)
+        found = LLMatcher(self._tokenizer, grammar_of(form, self._problem), log_level=0, limits=_LIMITS)
+        _check_beginning(found, self._tokenizer.eos_tokens)
         with self._lock:
             self._ready[form] = found
             if len(self._ready) > _KEPT:
@@ -78,5 +84,20 @@ class GuidedForms:
         return found
 
     def _problem(self, grammar: str) -> str:
-        wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
-        return messages[0] if wrong else ""
+        """An error or a warning: these tell of keywords that would be left out, which a schema can ask for."""
+        _, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer, limits=_LIMITS)
+        return messages[0] if messages else ""
+
+
+def _check_beginning(matcher: LLMatcher, eos_token_ids: Sequence[int]) -> None:
+    """Take one step. Compiling does not find a form that no text can have, nor one that is too large to follow."""
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    for token_id in eos_token_ids:
+        allowed &= ~(1 << token_id)
+    probe = matcher.deep_copy()
+    if allowed and not probe.is_error():
+        probe.consume_token((allowed & -allowed).bit_length() - 1)
+    if probe.is_error():
+        reason = probe.get_error().partition("\n")[0]
+        said = "no answer can have this form" if "NoExtension" in reason else f"the form is too complex: {reason}"
+        raise InvalidRequestError(said)

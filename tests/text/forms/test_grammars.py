@@ -11,7 +11,8 @@ import pytest
 from microbatch.core.structured import StructuredOutput
 from microbatch.errors import ExecutionError, InvalidRequestError
 from microbatch.text.bytes_tokenizer import EOS_TOKEN_ID, VOCAB_SIZE, ByteTokenizer
-from microbatch.text.forms.grammars import MAX_CHOICES, MAX_DEPTH, MAX_TEXT
+from microbatch.text.forms.bounds import MAX_DEPTH
+from microbatch.text.forms.grammars import MAX_CHOICES, MAX_TEXT
 from microbatch.text.forms.matching import GuidedForms
 from microbatch.text.forms.vocabularies import of_tokens
 
