@@ -212,6 +212,9 @@ class Tokenizer(Protocol):
         refuses it."""
         ...
 
-    def detokenizer(self, stop: SequenceABC[str] = (), shown: SequenceABC[str] = ()) -> Detokenizer:
-        """A fresh detokenizer for one sequence; ``shown`` names the special tokens that its text has."""
+    def detokenizer(
+        self, stop: SequenceABC[str] = (), shown: SequenceABC[str] = (), *, whole: bool = False
+    ) -> Detokenizer:
+        """A fresh detokenizer for one sequence; ``shown`` names the special tokens that its text has. ``whole``: a
+        space at its beginning belongs to it (some tokenizers put one there that does not)."""
         ...

@@ -223,7 +223,10 @@ class AsyncEngine:
             client=client,
             cache_salt=cache_salt,
         )
-        detokenizers = [parts.tokenizer.detokenizer(params.stop, params.shown_tokens) for _ in range(params.n)]
+        make_detokenizer = partial(
+            parts.tokenizer.detokenizer, params.stop, params.shown_tokens, whole=params.structured_output is not None
+        )
+        detokenizers = [make_detokenizer() for _ in range(params.n)]
         stream = RequestStream(request, detokenizers, loop.abort, loop.clock)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         room = parts.max_model_len - len(prompt_token_ids)

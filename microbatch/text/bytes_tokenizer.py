@@ -74,7 +74,9 @@ class ByteTokenizer:
             lines.append("assistant:")
         return self.encode("".join(lines) + options.answer_prefix)
 
-    def detokenizer(self, stop: Sequence[str] = (), shown: Sequence[str] = ()) -> IncrementalDetokenizer:
+    def detokenizer(
+        self, stop: Sequence[str] = (), shown: Sequence[str] = (), *, whole: bool = False
+    ) -> IncrementalDetokenizer:
         """A fresh detokenizer for one sequence; the special ids have no text."""
         return IncrementalDetokenizer(ByteJoiner(_PIECES), stop)
 

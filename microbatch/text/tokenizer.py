@@ -103,16 +103,21 @@ class HFTokenizer:
         text = render_chat(self._raw, messages, self._chat_template, options, self.tool_parser)
         return self.encode(text, add_special_tokens=False)
 
-    def detokenizer(self, stop: Sequence[str] = (), shown: Sequence[str] = ()) -> IncrementalDetokenizer:
-        """A fresh detokenizer for one sequence; ``shown`` names the special tokens that its text has."""
+    def detokenizer(
+        self, stop: Sequence[str] = (), shown: Sequence[str] = (), *, whole: bool = False
+    ) -> IncrementalDetokenizer:
+        """A fresh detokenizer for one sequence; ``shown`` names the special tokens that its text has, ``whole`` keeps
+        the space at its beginning."""
         ids = frozenset(map(self._backend.token_to_id, shown))
-        return IncrementalDetokenizer(self._joiner(self._special & ids), stop)
+        return IncrementalDetokenizer(self._joiner(self._special & ids, whole), stop)
 
-    def _joiner(self, shown: frozenset[int] = frozenset()) -> Joiner:
+    def _joiner(self, shown: frozenset[int] = frozenset(), whole: bool = False) -> Joiner:
         if self._rules is None:
             return WindowJoiner(partial(self._decode_raw, shown=shown))
         if shown not in self._pieces:
             self._pieces[shown] = Pieces(partial(self._shown_bytes, shown))
+        if whole:
+            return ByteJoiner(self._pieces[shown])
         first_bytes = partial(self._first_bytes, shown) if self._rules.marker else None
         return ByteJoiner(self._pieces[shown], first_bytes, self._rules.strip)
 
