@@ -60,10 +60,8 @@ class Admission:
         if sequence.params.n == 1 or sequence.num_swapped_tokens:
             return False
         choices = self._requests.choices(sequence)
-        if (
-            choices[0].scores_prompt and not choices[0].finished
-        ):  # what is told of the prompt comes before any answer to it
-            return sequence.index > 0
+        if choices[0].scores_prompt and not choices[0].finished:
+            return sequence.index > 0  # what is told of the prompt comes before any answer to it
         if sequence.num_prompt_tokens <= self._residents.block_size:
             return False
         return is_prompt_under_way(choices)

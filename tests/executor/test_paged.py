@@ -26,11 +26,11 @@ PROMPTS = [[5 + (i * 7 + k) % 80 for i in range(length)] for k, length in enumer
 COUNTS = [12, 3, 20, 1, 9]
 
 
-def executor_for(model: Any, num_blocks: int = 128) -> PagedExecutor:
+def executor_for(model: Any, num_blocks: int = 128, eos: tuple[int, ...] = (2,)) -> PagedExecutor:
     backend = choose_backend("torch")
     specs = layer_specs(model)
     assert attach(model, specs, backend)
-    return PagedExecutor(PagedModel(model, KVStore(specs, num_blocks, BLOCK), backend, CPU, VOCAB, 0), [2])
+    return PagedExecutor(PagedModel(model, KVStore(specs, num_blocks, BLOCK), backend, CPU, VOCAB, 0), eos)
 
 
 def make_scheduler(num_blocks: int = 128, budget: int = 2048, seqs: int = 8, prefix_cache: bool = True) -> Scheduler:
