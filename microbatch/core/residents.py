@@ -35,6 +35,7 @@ class Residents:
         released, self._released = tuple(self._released), []
         return released
 
+    @property
     def fragmentation(self) -> float:
         """Share of the slots in the blocks that are in use which hold no token's K/V, 0 to 1."""
         used = (self._kv.num_blocks - self._kv.num_free_blocks) * self.block_size

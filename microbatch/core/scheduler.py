@@ -45,9 +45,9 @@ class Scheduler:
         self.draining = False
         self.wake_at: float | None = None
         self.waiting = WaitingQueue()
-        self._residents = Residents(kv, self.counters)
+        self.residents = Residents(kv, self.counters)
         self._requests = RequestTable()
-        self._admission = Admission(self.waiting, self._residents, self._requests)
+        self._admission = Admission(self.waiting, self.residents, self._requests)
         self._deltas: list[Delta] = []
         self._plan: StepPlan | None = None
         self._planned: list[Sequence] = []
@@ -78,7 +78,7 @@ class Scheduler:
             self.waiting.add(sequence)
             sequences.append(sequence)
         if pin_prompt:
-            self._residents.pin_prompt(request.request_id)
+            self.residents.pin_prompt(request.request_id)
         self._requests.add(sequences)
         return sequences
 
@@ -106,7 +106,7 @@ class Scheduler:
         self.wake_at = None
         self._expire(now)
         batched = self.policy.run_to_completion
-        evicted = self._residents.grow(None if batched else self._limits.num_tokens)
+        evicted = self.residents.grow(None if batched else self._limits.num_tokens)
         for sequence in evicted:
             self.waiting.add(sequence)
         admitted: tuple[Sequence, ...] = ()
@@ -144,15 +144,15 @@ class Scheduler:
         """
         plan, self._plan = self._plan, None
         victims = [s for s in self._planned if s.status is SequenceStatus.RUNNING] if plan is not None else []
-        for sequence in self._residents.evicted:
-            self._residents.drop_swapped(sequence)  # nobody knows how far the copying had come
+        for sequence in self.residents.evicted:
+            self.residents.drop_swapped(sequence)  # nobody knows how far the copying had come
         # a padded batch computes the rows that have ended too, so the last one may fit where all of them did not
         rows = plan.num_rows if plan is not None and plan.run_to_completion else len(victims)
         divisible = rows > 1 or (plan is not None and plan.num_tokens > 1 and not plan.run_to_completion)
         if isinstance(error, OutOfMemoryError) and victims and divisible:
             self._limits.shrink(rows, plan.num_tokens if plan is not None else 1)
             for sequence in victims:
-                self._residents.preempt(sequence, swap=False)
+                self.residents.preempt(sequence, swap=False)
                 self.waiting.add(sequence)
             return []
         if not isinstance(error, MicrobatchError):
@@ -162,7 +162,7 @@ class Scheduler:
     @property
     def running(self) -> list[Sequence]:
         """The sequences that hold blocks, in the order they came in."""
-        return self._residents.sequences
+        return self.residents.sequences
 
     @property
     def num_waiting(self) -> int:
@@ -175,14 +175,14 @@ class Scheduler:
         return len(self.running)
 
     @property
-    def kv_fragmentation(self) -> float:
-        """Share of the slots in the blocks that are in use which hold no token's K/V, 0 to 1."""
-        return self._residents.fragmentation()
+    def num_free_seats(self) -> int:
+        """Sequences that could join what runs at the next step: they wait for the step, not for a place."""
+        return max(0, int(self.policy.parameters().get("max_num_seqs", 0)) - self.num_running)
 
     @property
     def idle(self) -> bool:
         """Nothing waits, nothing runs and the executor has been told of every end."""
-        return not self.running and not self.waiting and not self._residents.has_released
+        return not self.running and not self.waiting and not self.residents.has_released
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when sequences, requests and blocks do not add up."""
@@ -193,7 +193,7 @@ class Scheduler:
         assert live == known, f"sequences lost or left over: {live ^ known}"
         swapped = [s.seq_id for s in self.waiting if s.num_swapped_tokens]
         assert len(swapped) == self.kv.num_swapped, f"{self.kv.num_swapped} sequences in host memory, not {swapped}"
-        self._residents.check_integrity()
+        self.residents.check_integrity()
 
     def __repr__(self) -> str:
         free, total = self.kv.num_free_blocks, self.kv.num_blocks
@@ -227,7 +227,7 @@ class Scheduler:
         self._deltas.append(self._end(sequence, FinishReason.ERROR, now, error))
 
     def _make_plan(self, admitted: tuple[Sequence, ...], reason: str) -> StepPlan | None:
-        if not self.running and not self._residents.has_released:
+        if not self.running and not self.residents.has_released:
             return None
         if admitted or not self.running:
             self._num_rows = len(self.running)
@@ -237,7 +237,7 @@ class Scheduler:
             step_id=self._next_step_id,
             sequences=tuple([sequence_step(s) for s in self._planned]),
             admitted=tuple([admission(s) for s in admitted]),
-            released=self._residents.take_released(),
+            released=self.residents.take_released(),
             run_to_completion=self.policy.run_to_completion,
             num_rows=self._num_rows,
             reason=reason if admitted else "",
@@ -268,8 +268,8 @@ class Scheduler:
             start = sequence.num_computed_tokens
             sequence.prompt_logprobs[start : start + len(scores)] = scores
         sequence.num_computed_tokens = computed
-        if computed >= sequence.next_full or self._residents.to_pin:
-            self._residents.share_full_blocks(sequence)
+        if computed >= sequence.next_full or self.residents.to_pin:
+            self.residents.share_full_blocks(sequence)
         if token_id is not None and samples:
             return self._advance(sequence, token_id, result.logprobs, now)
         return self._end(sequence, FinishReason.LENGTH, now, None) if whole else None
@@ -288,13 +288,13 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason, now: float, error: Exception | None) -> Delta:
         if sequence.status is SequenceStatus.RUNNING:
-            self._residents.remove(sequence)
+            self.residents.remove(sequence)
         else:
             self.waiting.remove(sequence)
-            self._residents.drop_swapped(sequence)
+            self.residents.drop_swapped(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
         sequence.finish_time = now
         if self._requests.note_end(sequence):
-            self._residents.forget(sequence.request.request_id)
+            self.residents.forget(sequence.request.request_id)
         return Delta(sequence.seq_id, finish_reason=reason, error=error)

@@ -140,9 +140,10 @@ class EngineCore:
             policy=scheduler.policy.name,
             policy_parameters=scheduler.policy.parameters(),
             max_queue=max_queue,
+            num_free_seats=scheduler.num_free_seats,
             kv_bytes_per_token=self._kv_bytes_per_token,
             kv_cache_bytes=self._kv_bytes_per_token * scheduler.kv.block_size * total,
-            kv_fragmentation=scheduler.kv_fragmentation,
+            kv_fragmentation=scheduler.residents.fragmentation,
         )
 
     def _prompt_tokens(self, plan: StepPlan) -> int:

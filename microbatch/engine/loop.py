@@ -53,8 +53,9 @@ class _Abort:
 class EngineLoop:
     """Runs an ``EngineCore`` over an ``Executor``.
 
-    ``max_queue`` bounds the sequences that wait, in the inbox and in the scheduler together. ``run`` must be the only
-    task that runs it; the other methods are called from tasks on the same thread.
+    ``max_queue`` bounds the sequences that wait, in the inbox and in the scheduler together; those for which there is a
+    free seat in what runs do not count. ``run`` must be the only task that runs it; the other methods are called from
+    tasks on the same thread.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class EngineLoop:
         waiting = self._num_inbox + self.core.scheduler.num_waiting
         if request.params.n > self._max_queue:
             raise InvalidRequestError(f"n is at most {self._max_queue}, the length of the queue", param="n")
-        if waiting + request.params.n > self._max_queue:
+        if waiting + request.params.n > self._max_queue + self.core.scheduler.num_free_seats:
             self.core.observers.request_rejected("queue_full")
             raise QueueFullError(
                 f"the queue is full: {waiting} of {self._max_queue} places are taken", retry_after=self._retry_after()

@@ -44,6 +44,8 @@ class EngineStatistics(NamedTuple):
     kv_cache_bytes: int = 0
     #: share of the slots in blocks that are in use which hold no token, 0 to 1
     kv_fragmentation: float = 0.0
+    #: more that may come at this moment, as they can join what runs at the next step
+    num_free_seats: int = 0
 
 
 @dataclass(frozen=True, slots=True)

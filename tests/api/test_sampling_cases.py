@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from microbatch.core.policies import ContinuousPolicy
-from microbatch.engine.client import AsyncEngine, EngineParts
+from microbatch.engine.client import AsyncEngine
+from microbatch.engine.parts import EngineParts
 from microbatch.wiring import assemble
 from microbatch_kernels.manager import PagedKVManager
 from tests.api.support import COMPLETIONS, events

@@ -37,7 +37,7 @@ def test_a_request_joins_what_runs_at_the_next_step() -> None:
     assert fed(step(s)) == [(0, 0, 5, True)]
     add(s, request("b", 3, 0.5))
     assert fed(step(s)) == [(0, 5, 1, True), (1, 0, 3, True)]
-    assert s.wake_at is None and repr(s._residents) == "<Residents 2>"
+    assert s.wake_at is None and repr(s.residents) == "<Residents 2>"
 
 
 def test_long_prompts_are_fed_in_chunks_and_hold_up_no_decode() -> None:

@@ -334,12 +334,12 @@ def test_a_stop_found_outside_ends_a_sequence_once() -> None:
 
 def test_slots_without_a_token_are_a_share_of_what_is_in_use() -> None:
     s = scheduler()
-    assert s.kv_fragmentation == 0
+    assert s.residents.fragmentation == 0
     add(s, request("a", 5))
     step(s, 9)
-    assert s.kv_fragmentation == 3 / 8
+    assert s.residents.fragmentation == 3 / 8
     s.abort_all(2.0)
-    assert s.kv_fragmentation == 0
+    assert s.residents.fragmentation == 0
 
 
 def test_choices_that_share_a_block_never_count_for_more_than_all_of_it() -> None:
@@ -347,7 +347,7 @@ def test_choices_that_share_a_block_never_count_for_more_than_all_of_it() -> Non
     add(s, request("a", 5, n=6))
     for _ in range(2):
         step(s, 9)
-        assert 0 < s.kv_fragmentation <= 1
+        assert 0 < s.residents.fragmentation <= 1
 
 
 def test_counters_tell_what_was_added() -> None:

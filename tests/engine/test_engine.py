@@ -504,3 +504,18 @@ async def test_every_prompt_token_is_counted_once_also_in_chunks(policy: str, ar
         params = SamplingParams(max_tokens=3, ignore_eos=True)
         await asyncio.gather(engine.generate("a" * 33, params), engine.generate("b" * 50, params))
     assert (notes.prompt, notes.generated) == (83, 6)
+
+
+async def test_who_can_join_at_the_next_step_takes_no_place_in_the_queue() -> None:
+    gate = Gate()
+    executor = FakeExecutor(latency=gate.latency)
+    async with make_engine(executor, policy="continuous", policy_args={"max_num_seqs": 4}, max_queue=2) as engine:
+        streams = [engine.submit([65], GREEDY)]
+        await to_thread.run_sync(gate.entered.acquire)
+        streams += [engine.submit([65], GREEDY) for _ in range(5)]  # three seats beside the one that runs, two wait
+        with pytest.raises(QueueFullError):
+            engine.submit([65], GREEDY)
+        assert engine.statistics().num_free_seats == 3
+        gate.open()
+        for stream in streams:
+            await stream.collect()

@@ -87,7 +87,7 @@ def _check_room(engine: ServingEngine, wanted: int) -> None:
         raise InvalidRequestError(
             f"prompts times n is {wanted}; at most {numbers.max_queue} can wait at once", param="prompt"
         )
-    if wanted > 1 and numbers.num_waiting + wanted > numbers.max_queue:
+    if wanted > 1 and numbers.num_waiting + wanted > numbers.max_queue + numbers.num_free_seats:
         engine.note_rejection("queue_full")
         raise QueueFullError(
             f"the queue has no room for {wanted} more: {numbers.num_waiting} of {numbers.max_queue} places are taken",
