@@ -15,10 +15,11 @@ class RequestLimits:
     max_n: int = MAX_N
     max_stop: int = MAX_STOPS
 
-    def check(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams, best_of: int | None = None) -> None:
         """Raise ``InvalidRequestError`` that names the limit."""
-        if params.n > self.max_n:
-            raise InvalidRequestError(f"n is at most {self.max_n} on this server, got {params.n}", param="n")
+        for name, choices in (("n", params.n), ("best_of", best_of or 1)):
+            if choices > self.max_n:
+                raise InvalidRequestError(f"{name} is at most {self.max_n} on this server, got {choices}", param=name)
         if len(params.stop) > self.max_stop:
             raise InvalidRequestError(
                 f"stop takes at most {self.max_stop} texts on this server, got {len(params.stop)}", param="stop"

@@ -132,6 +132,13 @@ async def test_an_operator_may_narrow_choices_and_stop_texts(path: str) -> None:
         assert error["param"] == "stop" and "at most 1" in error["message"]
 
 
+async def test_more_answers_to_choose_from_count_as_choices() -> None:
+    async with client_of(create_app(FakeEngine(), limits=RequestLimits(max_n=2))) as client:
+        error = error_of(await client.post(COMPLETIONS, json=body(COMPLETIONS, best_of=3)))
+        assert error["param"] == "best_of" and "at most 2" in error["message"]
+        assert (await client.post(COMPLETIONS, json=body(COMPLETIONS, best_of=2))).status_code == 200
+
+
 async def test_prompts_that_do_not_fit_into_the_queue_together_are_counted() -> None:
     class Full(FakeEngine):
         def statistics(self) -> EngineStatistics:

@@ -36,11 +36,11 @@ async def test_random_requests_end_once_each(policy: str, tokens: int) -> None:
 
     notes = Notes()
     executor = FakeExecutor(fault=fault, row_errors=row_errors)
-    arguments: dict[str, Any] = {
+    arguments: dict[str, dict[str, Any]] = {
         "window": {"max_batch_size": 6, "window_ms": 0.5},
         "continuous": {"max_num_seqs": 8},
-    }.get(policy, {})
-    engine = make_engine(executor, num_blocks=12, policy=policy, policy_args=arguments, max_queue=30)
+    }
+    engine = make_engine(executor, num_blocks=12, policy=policy, policy_args=arguments.get(policy), max_queue=30)
     engine.add_observer(notes)
     ends: dict[str, int] = {}
     async with engine:

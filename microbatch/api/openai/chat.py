@@ -41,6 +41,7 @@ class ChatCompletions:
         model = self._models.resolve(body.model)
         form = answer_form(read_tools(body), self._engine.tokenizer)
         params = form.params(chat_params(body))
+        request.app.state.limits.check(params)
         await check_form(self._engine, params, body)
         encoded = await self._engine.encode_chat(read_messages(body.messages), chat_options(body, form))
         include_usage = bool(body.stream_options and body.stream_options.include_usage)

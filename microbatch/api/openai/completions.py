@@ -37,6 +37,7 @@ class Completions:
         body = parse_body(await request.body(), CompletionRequest, UNSUPPORTED_COMPLETION)
         model = self._models.resolve(body.model)
         params = completion_params(body)
+        request.app.state.limits.check(params, body.best_of)
         await check_form(self._engine, params, body)
         tokenizer = self._engine.tokenizer
         prompts = read_prompts(

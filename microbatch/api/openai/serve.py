@@ -33,7 +33,6 @@ async def serve(
     renderer: Renderer,
 ) -> Response:
     """Submit the prompts and answer. Raises what refuses them, before anything has been sent."""
-    request.app.state.limits.check(params)
     _check_room(engine, len(prompts) * params.n)
     ids = [f"{renderer.answer_id}-{index}" for index in range(len(prompts))]
     rates: RateLimiter = request.app.state.rates
