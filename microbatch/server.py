@@ -14,6 +14,7 @@ import uvicorn
 from microbatch.api.app import create_app
 from microbatch.api.rates import RateLimiter
 from microbatch.api.request_limits import RequestLimits
+from microbatch.api.tracing import Tracing
 from microbatch.connection import Connection
 from microbatch.errors import MicrobatchError, SetupError
 from microbatch.settings import Settings
@@ -40,6 +41,7 @@ def run_server(settings: Settings) -> int:
         limits=RequestLimits(settings.max_n, settings.max_stop),
         rates=RateLimiter(settings.rate_limit_requests, settings.rate_limit_tokens),
         cors_origins=settings.cors_origin,
+        tracing=Tracing.to(settings.otlp_endpoint) if settings.otlp_endpoint else None,
         heartbeat_s=settings.heartbeat_s,
         send_timeout_s=settings.send_timeout_s,
         max_unread_tokens=settings.max_unread_tokens,

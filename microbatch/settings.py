@@ -182,6 +182,9 @@ class Settings:
         minimum=0,
     )
     prefix_cache: bool = _row(True, "Keep the K/V of prompt beginnings for requests that share them.")
+    otlp_endpoint: str | None = _row(
+        None, "Where to send OpenTelemetry traces (OTLP over HTTP); needs the extra otel.", "URL"
+    )
     log_level: str = _row("info", "Least severe messages to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool = _row(False, "Log one JSON object a line.")
     drain_timeout_s: float = _row(30.0, "After SIGTERM: seconds for running requests to finish.", "S", minimum=0)

@@ -35,7 +35,9 @@ _FULL_CONTEXTS: Final = 8
 #: halves.
 _USUAL_PROMPT: Final = 1024
 #: Settings of the process around the engine; in a library they are the caller's own business.
-_SERVER_ONLY = frozenset({"host", "port", "api_key", "api_key_file", "log_level", "log_json", "drain_timeout_s"}) | {
+_SERVER_ONLY = frozenset(
+    {"host", "port", "api_key", "api_key_file", "log_level", "log_json", "otlp_endpoint", "drain_timeout_s"}
+) | {
     "heartbeat_s",
     "send_timeout_s",
     "max_unread_tokens",

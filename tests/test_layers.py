@@ -63,7 +63,7 @@ LAYERS = (
     Layer(
         ("microbatch.api",),
         own=(*CORE, "microbatch.api", "microbatch.engine", "microbatch.jobs", "microbatch.text", *SETTINGS),
-        libraries=("anyio", "msgspec", "prometheus_client", "starlette"),
+        libraries=("anyio", "msgspec", "opentelemetry", "prometheus_client", "starlette"),
     ),
     Layer(
         tuple(f"microbatch.{name}" for name in TOP),

@@ -29,6 +29,7 @@ from microbatch.api.ports import ServingEngine
 from microbatch.api.rates import RateLimiter
 from microbatch.api.request_id import RequestId
 from microbatch.api.request_limits import RequestLimits
+from microbatch.api.tracing import Tracing
 from microbatch.errors import MicrobatchError
 
 
@@ -42,6 +43,7 @@ def create_app(
     limits: RequestLimits = RequestLimits(),
     rates: RateLimiter | None = None,
     cors_origins: Sequence[str] = (),
+    tracing: Tracing | None = None,
     heartbeat_s: float = 15.0,
     send_timeout_s: float = 30.0,
     max_unread_tokens: int = 4096,
@@ -59,6 +61,8 @@ def create_app(
     rates.refused = partial(metrics.request_rejected, "rate_limit")
     engine.add_observer(metrics)
     engine.add_observer(rates)
+    if tracing is not None:
+        engine.add_observer(tracing)
     parts = (
         Health(engine),
         metrics,
@@ -87,7 +91,7 @@ def create_app(
             ClientGone: on_client_gone,
         },
     )
-    app.state.limits, app.state.rates = limits, rates
+    app.state.limits, app.state.rates, app.state.tracing = limits, rates, tracing
     app.state.streaming = StreamRules(heartbeat_s, send_timeout_s, max_unread_tokens, metrics.reader_dropped)
     app.router.redirect_slashes = False  # a redirect is not an error body, and clients drop their key on the way
     return app

@@ -18,6 +18,7 @@ from microbatch.api.openai.timings import queue_header, timings_body, wants_timi
 from microbatch.api.ports import ServingEngine
 from microbatch.api.rates import RateLimiter
 from microbatch.api.sse import EventStream
+from microbatch.api.tracing import Tracing
 from microbatch.core.request import FinishReason, SamplingParams
 from microbatch.engine.outputs import RequestOutput
 from microbatch.engine.stream import RequestStream
@@ -37,6 +38,9 @@ async def serve(
     ids = [f"{renderer.answer_id}-{index}" for index in range(len(prompts))]
     rates: RateLimiter = request.app.state.rates
     rates.admit(_client(request), {i: _most_tokens(engine, prompt, params) for i, prompt in zip(ids, prompts)})
+    tracing: Tracing | None = request.app.state.tracing
+    if tracing is not None:
+        tracing.follow(ids, request.headers.get("traceparent"))
     streams: list[RequestStream] = []
     try:
         for request_id, prompt in zip(ids, prompts, strict=True):
@@ -53,6 +57,8 @@ async def serve(
         _abort(streams)
         for request_id in ids[len(streams) :]:
             rates.settle(request_id)
+        if tracing is not None:
+            tracing.forget(ids[len(streams) :])
         raise
     renderer.begin(streams)
     timed = wants_timings(request)
