@@ -123,7 +123,7 @@ def test_a_failure_in_mid_stream_is_one_event_and_the_end() -> None:
             content = connection.getresponse().read()
         server.until_idle()
         assert server.call("POST", "/v1/completions", {"prompt": "Hi", "max_tokens": 2})[0] == 200
-    assert content.count(b'data: {"error":') == 1 and content.endswith(b"data: [DONE]\n\n")
+    assert content.count(b'data: {"error":') == 1 and b"boom" in content and content.endswith(b"data: [DONE]\n\n")
     assert b'"finish_reason":"' not in content
 
 

@@ -123,23 +123,23 @@ async def _stream(
     for stream in streams:
         stream.listen(sender.bell, sender.rules.max_unread_tokens, sender.overrun)
     running = dict(enumerate(streams))
+    ends: list[list[FinishReason]] = [[] for _ in streams]
     try:
         while running:
             chunks: list[msgspec.Raw] = []
-            ends: list[FinishReason] = []
             for index, stream in running.items():
                 for delta in stream.take():
                     chunks += renderer.chunks(index, delta)
                     if delta.finish_reason is not None:
-                        ends.append(delta.finish_reason)
+                        ends[index].append(delta.finish_reason)
             ended = [index for index, stream in running.items() if stream.finished]
             if chunks:
                 await sender.events(chunks)
-            for reason in ends:
-                _check_end(reason)
             for index in ended:
                 if (error := running.pop(index).error) is not None:
                     raise error
+                for reason in ends[index]:
+                    _check_end(reason)
             if not (ended or chunks):
                 await sender.news()
     finally:
