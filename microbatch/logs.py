@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Iterable
@@ -73,9 +74,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**self._plain(extra), **event})
 
     def _plain(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Numbers and booleans as they are, all else as redacted text."""
-        keep = (bool, int, float, type(None))
-        return {key: value if isinstance(value, keep) else self._redact(str(value)) for key, value in fields.items()}
+        """Numbers and booleans as they are, all else as redacted text; so also numbers that JSON does not have."""
+        return {key: value if _is_plain(value) else self._redact(str(value)) for key, value in fields.items()}
+
+
+def _is_plain(value: object) -> bool:
+    return math.isfinite(value) if isinstance(value, float) else isinstance(value, (bool, int, type(None)))
 
 
 def configure_logging(

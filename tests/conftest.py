@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
+import logging
 import os
 import shutil
 import socket
@@ -101,6 +103,20 @@ def library(kernel_folder: Path) -> ctypes.CDLL:
     from microbatch_kernels.cpu_library import cpu_library
 
     return cpu_library(kernel_folder)
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """Where ``configure_logging`` may write; the loggers are as before afterwards."""
+    root, names = logging.getLogger(), ("microbatch", "uvicorn")
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()  # `force` would close those of pytest
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name in names:
+        logging.getLogger(name).setLevel(logging.NOTSET)
+    logging.captureWarnings(False)
 
 
 @pytest.fixture

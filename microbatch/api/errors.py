@@ -12,6 +12,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from microbatch.errors import InvalidRequestError, MicrobatchError, NotFoundError
@@ -80,7 +81,15 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     else:
         response = json_response(error_body(InvalidRequestError(error.detail)), error.status_code)
     response.headers.update(error.headers or {})
+    if error.status_code == 405:
+        response.headers["Allow"] = ", ".join(_allowed(request))
     return response
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of a path. Several routes may share it, and the router names only those of the first."""
+    routes = [r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in routes for method in route.methods or ()})
 
 
 async def on_client_gone(request: Request, error: Exception) -> Response:

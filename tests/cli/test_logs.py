@@ -5,28 +5,14 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import warnings
-from collections.abc import Iterator
 
 import pytest
 
 from microbatch.logs import configure_logging, escape
 
 NASTY = "a\nERROR fake\r\x1b[31m\x00\u2028\u202e\x85b"
-
-
-@pytest.fixture
-def log() -> Iterator[io.StringIO]:
-    """Where the log goes; the root logger is as before afterwards."""
-    root, names = logging.getLogger(), ("microbatch", "uvicorn")
-    handlers, level = root.handlers[:], root.level
-    root.handlers.clear()  # `force` would close those of pytest
-    yield io.StringIO()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name in names:
-        logging.getLogger(name).setLevel(logging.NOTSET)
-    logging.captureWarnings(False)
 
 
 def lines(log: io.StringIO) -> list[str]:
@@ -48,6 +34,36 @@ def test_an_event_cannot_forge_a_line(log: io.StringIO, as_json: bool) -> None:
     logging.getLogger("microbatch").warning("got %s", NASTY)
     (line,) = lines(log)
     assert line.isprintable()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_field_of_an_event_can_forge_a_line(log: io.StringIO, as_json: bool) -> None:
+    class Odd:
+        def __str__(self) -> str:
+            return NASTY
+
+    configure_logging(stream=log, as_json=as_json)
+    logging.getLogger("microbatch").warning("args %s", NASTY, extra={NASTY: NASTY, "odd": Odd(), "path": "/" + NASTY})
+    logging.getLogger(f"microbatch.{NASTY}").error(NASTY, exc_info=ValueError(NASTY), stack_info=True)
+    first, second = lines(log)
+    assert first.isprintable() and second.isprintable()
+    if as_json:
+        event, failure = json.loads(first), json.loads(second)
+        assert event["message"] == f"args {NASTY}"
+        assert event[NASTY] == event["odd"] == NASTY and event["path"] == f"/{NASTY}"
+        assert failure["logger"] == f"microbatch.{NASTY}" and failure["message"] == NASTY
+        assert failure["exception"] == f"ValueError: {NASTY}"
+
+
+def test_every_line_is_json_also_of_numbers_that_json_does_not_have(log: io.StringIO) -> None:
+    def strict(text: str) -> float:
+        raise AssertionError(f"{text} is not JSON")
+
+    configure_logging(stream=log, as_json=True)
+    numbers = {"a": math.nan, "b": -math.inf, "c": 1.5, "d": True, "e": None, "f": [1]}
+    logging.getLogger("microbatch").warning("numbers", extra=numbers)
+    event = json.loads(lines(log)[0], parse_constant=strict)
+    assert {key: event[key] for key in numbers} == {"a": "nan", "b": "-inf", "c": 1.5, "d": True, "e": None, "f": "[1]"}
 
 
 def test_escape_leaves_text_of_any_language_alone() -> None:
