@@ -61,7 +61,8 @@ class OpenAPI:
         for route, description in described:
             path = route.path.replace(":path}", "}")
             methods = [m for m in sorted(route.methods or ()) if m != "HEAD"]
-            paths[path] = {method.lower(): self._operation(route.path, description) for method in methods}
+            operations = {method.lower(): self._operation(route.path, description) for method in methods}
+            paths.setdefault(path, {}).update(operations)
         document: dict[str, object] = {
             "openapi": "3.1.0",
             "info": {"title": "microbatch", "version": __version__, "license": {"name": "Apache-2.0"}},

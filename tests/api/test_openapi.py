@@ -8,9 +8,13 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.checks import CHECKS
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from microbatch.api.app import create_app
 from microbatch.api.described import DESCRIPTIONS
+from microbatch.api.openapi import OpenAPI
 from tests.api.fake_engine import FakeEngine
 from tests.api.support import CHAT, client_of
 
@@ -43,6 +47,23 @@ async def test_a_mounted_application_says_where_it_is() -> None:
         assert (await client.get("/llm/openapi.json")).json()["servers"] == [{"url": "/llm"}]
 
 
+def test_methods_of_several_routes_of_one_path_are_all_described() -> None:
+    async def nothing(request: Request) -> Response:
+        return Response()
+
+    routes = [Route("/health", nothing, methods=[method]) for method in ("POST", "DELETE")]
+    paths = OpenAPI(routes, False).document()["paths"]
+    assert isinstance(paths, dict) and set(paths["/health"]) == {"post", "delete"}
+
+
+CHECKED = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "unsupported_method",
+    "negative_data_rejection",
+)
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_app(FakeEngine()))
 
 
@@ -57,5 +78,4 @@ SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_app(FakeEngine()
     suppress_health_check=list(HealthCheck),
 )
 def test_requests_made_from_the_document_get_what_it_says(case: schemathesis.Case[Any]) -> None:
-    names = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
-    case.call_and_validate(checks=CHECKS.get_by_names(list(names)))  # type: ignore[arg-type]
+    case.call_and_validate(checks=CHECKS.get_by_names(list(CHECKED)))  # type: ignore[arg-type]
