@@ -24,7 +24,7 @@ RIGHT, WRONG, QUERY = "sk-right-secret", "sk-wrong-secret", "sk-query-secret"
 class Fragile(FakeEngine):
     """Fails on some prompts with all it knows."""
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if "fail" in text:
             raise RuntimeError(f"cannot read {text} of the client with Bearer {RIGHT}")
         return await super().encode(text)
@@ -56,7 +56,7 @@ async def test_one_line_an_event_and_no_key_anywhere(log: io.StringIO, as_json: 
     configure_logging("debug", as_json=as_json, secrets=[RIGHT], stream=log)
     events: list[logging.LogRecord] = []
     counter = logging.Handler()
-    counter.emit = events.append  # type: ignore[method-assign]
+    counter.emit = events.append  # type: ignore[assignment,method-assign]
     logging.getLogger().addHandler(counter)
     answers = await attack(Fragile())
     lines = log.getvalue().splitlines()

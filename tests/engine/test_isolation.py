@@ -91,7 +91,7 @@ async def test_waiters_that_gave_up_while_the_model_ran_are_not_missed() -> None
 async def test_clients_that_time_out_in_the_window_do_not_fill_batches_nor_slow_what_follows() -> None:
     executor = FakeExecutor()
     notes = Notes()
-    engine = make_engine(executor, policy_args={"max_batch_size": 10, "window_ms": 30})
+    engine = make_engine(executor, policy_args={"max_batch_size": 10, "window_ms": 10_000})
     engine.add_observer(notes)
     async with engine:
         for prompt in "ab":  # before and after the impatient ones
