@@ -145,3 +145,12 @@ def test_a_prompt_to_pin_that_comes_in_chunks_is_pinned_when_it_is_whole() -> No
     step(s)
     step(s)
     assert s.idle is False and s.kv.max_num_tokens() == 62 * 4, "two full blocks are kept"
+
+
+def test_seats_are_free_for_those_who_can_join_at_the_next_step() -> None:
+    s = scheduler(policy=ContinuousPolicy(max_num_seqs=2))
+    assert s.num_free_seats == 2
+    add(s, request("a", 5))
+    step(s)
+    assert s.num_free_seats == 1
+    assert scheduler().num_free_seats == 0  # nothing joins a batch that runs
